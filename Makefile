@@ -1,0 +1,50 @@
+# Two commands do everything for a newcomer: `make run` and `make test`.
+# Needs Python >= 3.11, make and a package index; everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test venv check unit lock system-deps clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+run: $(STAMP) ## the demo: two engines, a gateway, two teams; Ctrl-C ends it
+	$(BIN)/fairshare demo
+
+test: check unit ## everything that must hold before a change lands
+
+venv: $(STAMP) ## the virtual environment with what the project and its tests need
+
+$(STAMP): requirements/check.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("fairshare needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try: make PYTHON=python3.12 venv") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/check.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+check: $(STAMP) ## format, lint, types, imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+unit: $(STAMP) ## the tests
+	$(BIN)/python -m pytest
+
+lock: ## renew requirements/*.txt from the ranges in pyproject.toml (needs uv)
+	uv pip compile pyproject.toml --all-extras --group check --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/check.txt
+	uv pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -c requirements/check.txt -o requirements/run.txt
+
+# Debian packages that tests use beyond Python (as root). None is needed for the gateway itself.
+SYSTEM_PACKAGES :=
+
+system-deps: ## Debian packages that the fullest test run uses (root)
+	@if [ -z "$(SYSTEM_PACKAGES)" ]; then echo "system-deps: no Debian package is needed"; \
+	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SYSTEM_PACKAGES); fi
+
+clean: ## remove what was built
+	rm -rf $(VENV) .venv-* build dist mutants .pytest_cache .ruff_cache .hypothesis

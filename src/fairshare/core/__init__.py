@@ -1,0 +1,1 @@
+"""The decision core: pure, thread-safe, no event loop. See `fairshare` for the public names."""
