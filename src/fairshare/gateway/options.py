@@ -1,0 +1,139 @@
+"""What a gateway is built from: plain, checked records. `fairshare.config` makes them from fairshare.yaml.
+
+Nothing here reads a file or a clock. Secrets never show in a `repr`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+
+from fairshare.core.decisions import HoldOptions, Mode
+from fairshare.core.priority import ServiceClass
+from fairshare.wire.usage import CostWeights
+
+
+class EngineKind(StrEnum):
+    """Which engine an instance runs; decides how it is asked for its state and told a priority."""
+
+    VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a port listens."""
+
+    host: str
+    """A name, an IPv4 address or an IPv6 address without brackets."""
+    port: int
+    """0: the operating system chooses."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long a pool's engines may take."""
+
+    connect_seconds: float = 2.0
+    first_byte_seconds: float = 600.0
+    """From the end of the request to the first byte of the answer's head."""
+    idle_seconds: float = 600.0
+    """Between two pieces of an answer. Long: a preempted borrower's stream pauses."""
+    longest_request_seconds: float = 3600.0
+    """From arrival to the last byte; also how long phantoms last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the data port."""
+
+    max_body_bytes: int = 64 << 20
+    max_header_bytes: int = 64 << 10
+    header_timeout_seconds: float = 10.0
+    """How long a client may take to send a request's head."""
+    max_connections: int = 8000
+    drain_seconds: float = 25.0
+    """How long requests may go on after SIGTERM; below the 30 s that Kubernetes waits by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSpec:
+    """One engine process. Its URL is its id."""
+
+    url: str
+    """`http://host:port` and maybe a path, without a slash at its end."""
+    max_num_seqs: int | None = None
+    """Its seats, where the operator knows them. None: discovered or learnt."""
+    api_key: str | None = field(default=None, repr=False)
+    """Sent to the engine as a bearer token."""
+    kind: EngineKind = EngineKind.VLLM
+
+    @property
+    def id(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """One capacity domain: who owns what of which engines."""
+
+    name: str
+    capacity: int
+    """C in slots when every configured instance is healthy."""
+    half_life_seconds: float
+    """0: usage never decays."""
+    shares: Mapping[str, Fraction]
+    """Team → exact share; at most 1 together."""
+    models: Mapping[str, str]
+    """What clients call a model → what the engine calls it."""
+    instances: tuple[InstanceSpec, ...]
+    mode: Mode = Mode.HOLD
+    fallback: str | None = None
+    """The pool whose free room this pool's borrowers may use."""
+    hold: HoldOptions = HoldOptions()
+    timeouts: Timeouts = Timeouts()
+    cost: CostWeights = CostWeights()
+    calibrated: bool = False
+    """Whether `cost` was given; the status page says *not calibrated* without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySpec:
+    """A client's key, known by its SHA-256 only."""
+
+    sha256: bytes
+    """32 bytes."""
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
+    """The most it may ask for: an interactive key may ask for batch, a batch key never gets interactive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamSpec:
+    """Who owns shares, and the keys that speak for it."""
+
+    name: str
+    keys: tuple[KeySpec, ...] = ()
+    models: frozenset[str] | None = None
+    """Client model names that it may use; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSpec:
+    """The admin port."""
+
+    address: Address
+    key: str | None = field(default=None, repr=False)
+    """Needed beyond loopback for all but /healthz and /readyz."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySpec:
+    """Everything that one gateway process serves."""
+
+    listen: Address
+    admin: AdminSpec
+    pools: tuple[PoolSpec, ...]
+    teams: tuple[TeamSpec, ...] = ()
+    limits: Limits = Limits()
