@@ -92,9 +92,9 @@ class PoolSpec:
     mode: Mode = Mode.HOLD
     fallback: str | None = None
     """The pool whose free room this pool's borrowers may use."""
-    hold: HoldOptions = HoldOptions()
-    timeouts: Timeouts = Timeouts()
-    cost: CostWeights = CostWeights()
+    hold: HoldOptions = field(default_factory=HoldOptions)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    cost: CostWeights = field(default_factory=CostWeights)
     calibrated: bool = False
     """Whether `cost` was given; the status page says *not calibrated* without it."""
 
@@ -136,4 +136,4 @@ class GatewaySpec:
     admin: AdminSpec
     pools: tuple[PoolSpec, ...]
     teams: tuple[TeamSpec, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
