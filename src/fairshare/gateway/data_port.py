@@ -1,0 +1,1 @@
+"""The port that clients talk to."""
