@@ -1,0 +1,878 @@
+"""fairshare.yaml → typed settings. Only the command line and the composition root import this.
+
+The file is read as the text that was written, not as what YAML makes of it: `0.1` stays one tenth, and a team
+called `no` stays an error with a line number instead of becoming `False`. Everything that is wrong is reported
+at once, each thing as one sentence: where, what was found, what to do.
+"""
+
+import difflib
+import ipaddress
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+
+from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
+from fairshare.core.priority import ServiceClass
+from fairshare.errors import OperatorError
+from fairshare.gateway.options import (
+    Address,
+    AdminSpec,
+    EngineKind,
+    GatewaySpec,
+    InstanceSpec,
+    KeySpec,
+    Limits,
+    PoolSpec,
+    TeamSpec,
+    Timeouts,
+)
+from fairshare.wire.usage import CostWeights
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "": ("listen", "admin", "pools", "teams", "limits"),
+    "admin": ("listen", "key", "key_file"),
+    "pools[]": (
+        "name",
+        "capacity",
+        "capacity_per_instance",
+        "half_life",
+        "dispatch",
+        "shares",
+        "models",
+        "instances",
+        "fallback",
+        "hold",
+        "timeouts",
+        "cost",
+    ),
+    "pools[].instances[]": ("url", "max_num_seqs", "api_key", "api_key_file", "kind"),
+    "pools[].hold": (
+        "borrow_order",
+        "batch_every",
+        "recall",
+        "recall_waste",
+        "max_held",
+        "max_held_per_team",
+        "max_held_bytes",
+        "longest_wait",
+    ),
+    "pools[].timeouts": ("connect", "first_byte", "idle", "longest_request"),
+    "pools[].cost": ("prompt", "cached", "completion", "unit"),
+    "teams[]": ("name", "keys", "models"),
+    "teams[].keys[]": ("sha256", "class"),
+    "limits": ("max_body", "max_header", "header_timeout", "max_connections", "drain"),
+}
+"""Every key of the file, by section. `shares` and `models` map names of the operator's choice."""
+
+DEFAULT_LISTEN = Address("127.0.0.1", 8080)
+DEFAULT_ADMIN = Address("127.0.0.1", 8081)
+DEFAULT_HALF_LIFE_SECONDS = 7 * 86400.0
+
+_SHARE_SUM_TOLERANCE = Fraction(1, 10**9)
+"""A sum of shares this close above 1 counts as 1, as in `fairshare.core.apportion`."""
+
+
+class ConfigError(OperatorError):
+    """The configuration cannot be used; `problems` says everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A configuration that can be used."""
+
+    path: Path
+    gateway: GatewaySpec
+    warnings: tuple[str, ...]
+    """What works but is likely not meant, one sentence each."""
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Settings:
+    """Read and check a configuration file and the secrets that it names. Raises `ConfigError`."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({_reason(error)}); check the path given with -c"]) from None
+    return parse(text, path=path, environ=environ)
+
+
+def parse(text: bytes | str, *, path: Path, environ: Mapping[str, str]) -> Settings:
+    """As `load`, from text. `path` names the file in messages; relative secret files are looked up beside it."""
+    report = _Report(path=path, environ=environ)
+    root = _compose(text, path)
+    spec = _gateway(_Place(root, "", report))
+    if not report.problems:
+        _cross_check(spec, report)
+    if report.problems:
+        raise ConfigError(report.problems)
+    return Settings(path=path, gateway=spec, warnings=tuple(report.warnings))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a port that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- Places in the file -------------------------------------------------------------------------------------------
+
+
+class _Invalid(Exception):
+    """One value is wrong; caught where the value's key is read, so that the other values are checked too."""
+
+
+class _Report:
+    """Collects what is wrong."""
+
+    def __init__(self, *, path: Path, environ: Mapping[str, str]) -> None:
+        self.path = path
+        self.environ = environ
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+        self.lines: dict[str, int] = {}
+        """Where each path of the file stands, for the checks that look at several places."""
+
+    def problem(self, where: str, message: str) -> None:
+        self.problems.append(self._sentence(where, message))
+
+    def warning(self, where: str, message: str) -> None:
+        self.warnings.append(self._sentence(where, message))
+
+    def _sentence(self, where: str, message: str) -> str:
+        line = self.lines.get(where)
+        place = f"{self.path}:{line}" if line is not None else str(self.path)
+        return f"{place}: {where}: {message}" if where else f"{place}: {message}"
+
+
+class _Place:
+    """A value in the file: its node, and the path that messages call it by."""
+
+    def __init__(self, node: yaml.Node, where: str, report: _Report) -> None:
+        self.node = node
+        self.where = where
+        self.report = report
+        report.lines[where] = node.start_mark.line + 1
+
+    def invalid(self, message: str) -> _Invalid:
+        self.report.problem(self.where, message)
+        return _Invalid()
+
+    def found(self) -> str:
+        """What stands here, for a message. Never called where a secret may stand."""
+        match self.node:
+            case yaml.MappingNode():
+                return "a mapping"
+            case yaml.SequenceNode():
+                return "a list"
+            case _:
+                text = str(self.node.value)
+                if not text and _is_plain(self.node):
+                    return "nothing"
+                return f'"{text if len(text) <= 80 else text[:77] + "..."}"'
+
+    def is_mapping(self) -> bool:
+        return isinstance(self.node, yaml.MappingNode)
+
+    def is_sequence(self) -> bool:
+        return isinstance(self.node, yaml.SequenceNode)
+
+    def text(self, what: str) -> str:
+        """The text as written, quoted or not. `what` says what belongs here, with an example."""
+        if isinstance(self.node, yaml.ScalarNode):
+            text = str(self.node.value)
+            if text or not _is_plain(self.node):
+                return text
+        raise self.invalid(f"must be {what}, found {self.found()}")
+
+    def items(self, what: str) -> list["_Place"]:
+        """The entries of a list."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            raise self.invalid(f"must be a list of {what}, found {self.found()}")
+        return [_Place(node, f"{self.where}[{index}]", self.report) for index, node in enumerate(self.node.value)]
+
+    def entries(self, what: str) -> list[tuple["_Place", "_Place"]]:
+        """The keys and values of a mapping, in order; a key that stands twice is reported and its first value kept."""
+        if not isinstance(self.node, yaml.MappingNode):
+            raise self.invalid(f"must be {what}, found {self.found()}")
+        entries: dict[str, tuple[_Place, _Place]] = {}
+        for key_node, value_node in self.node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.report.problem(self.where, f"line {key_node.start_mark.line + 1}: a key must be a plain word")
+                continue
+            name = str(key_node.value)
+            where = f"{self.where}.{name}" if self.where else name
+            line = key_node.start_mark.line + 1
+            if name in entries:
+                self.report.problem(
+                    self.where,
+                    f'"{name}" stands twice, the second time in line {line} '
+                    f"(first in line {entries[name][0].node.start_mark.line + 1}); remove one",
+                )
+                continue
+            entries[name] = (_Place(key_node, where, self.report), _Place(value_node, where, self.report))
+        return list(entries.values())
+
+    def fields(self, section: str) -> "_Fields":
+        """The values of a section whose keys are known."""
+        known = SECTIONS[section]
+        fields: dict[str, _Place] = {}
+        for key, value in self.entries(f"a mapping with {known[0]}, {known[1]} ..."):
+            name = str(key.node.value)
+            if name in known:
+                fields[name] = value
+            else:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                self.report.problem(key.where, f'unknown key "{name}"; the nearest known one is "{nearest}"')
+        return _Fields(self, fields)
+
+
+class _Fields:
+    """The values of one section, read one by one. A wrong one is reported and stands in as its default."""
+
+    def __init__(self, place: _Place, fields: Mapping[str, _Place]) -> None:
+        self.place = place
+        self._fields = fields
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._fields
+
+    def where(self, key: str) -> str:
+        return f"{self.place.where}.{key}" if self.place.where else key
+
+    def read(self, key: str, parse: Callable[[_Place], T], default: T) -> T:
+        place = self._fields.get(key)
+        if place is None:
+            return default
+        try:
+            return parse(place)
+        except _Invalid:
+            return default
+
+    def need(self, key: str, parse: Callable[[_Place], T], stand_in: T, example: str) -> T:
+        """As `read`, and a missing key is reported. `stand_in` is never used: a report stops the start."""
+        if key not in self._fields:
+            self.place.report.problem(self.place.where, f'"{key}" is missing; write for example {example}')
+        return self.read(key, parse, stand_in)
+
+
+def _compose(text: bytes | str, path: Path) -> yaml.Node:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}: column {mark.column + 1}" if mark is not None else str(path)
+        raise ConfigError([f"{place}: not valid YAML: {error.problem or error.context}"]) from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError([f"{path}: not valid YAML: {reason}; save the file as UTF-8 text"]) from None
+    except RecursionError:
+        raise ConfigError([f"{path}: nested too deeply to be a configuration"]) from None
+    if root is None:
+        raise ConfigError([f"{path}: is empty; start from the example that `fairshare check --help` shows"])
+    return root
+
+
+def _is_plain(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None
+
+
+# --- Single values ------------------------------------------------------------------------------------------------
+
+_YAML_OTHERS = re.compile(
+    # What YAML 1.1 or 1.2 readers take for something else than text, although PyYAML takes it for text.
+    r"[yYnN]|[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+|0o[0-7]+"
+)
+_TEXT_TAG = "tag:yaml.org,2002:str"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_DURATION_SECONDS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)?")
+_SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_DECIMAL = re.compile(r"\d+(\.\d+)?")
+_SHARE = re.compile(r"\d+(\.\d+)?|\d+\s*/\s*\d+")
+_POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def _name(place: _Place, what: str, longest: int = 128) -> str:
+    """A name that people choose: what they wrote must be what every YAML reader reads."""
+    text = place.text(f"the name of {what}")
+    if _is_plain(place.node) and (place.node.tag != _TEXT_TAG or _YAML_OTHERS.fullmatch(text)):
+        raise place.invalid(f'{text} is not text to every YAML reader; write "{text}" with the quotes')
+    if not text or not text.isprintable() or text != text.strip() or len(text) > longest:
+        raise place.invalid(
+            f"the name of {what} must be 1 to {longest} printable characters without spaces around them, "
+            f"found {text[:80]!r}"
+        )
+    return text
+
+
+def _team_name(place: _Place) -> str:
+    return _name(place, "a team")
+
+
+def _model_name(place: _Place) -> str:
+    return _name(place, "a model", 256)
+
+
+def _pool_name(place: _Place) -> str:
+    text = _name(place, "a pool")
+    if not _POOL_NAME.fullmatch(text):
+        # It is sent in the header x-fairshare-pool.
+        raise place.invalid(f'the name of a pool must be at most 64 of A-Z a-z 0-9 . _ -, found "{text[:80]}"')
+    return text
+
+
+def _integer(place: _Place, lowest: int) -> int:
+    text = place.text(f"a whole number of at least {lowest}")
+    if not text.isascii() or not text.isdigit() or int(text) < lowest or len(text) > 15:
+        raise place.invalid(f'must be a whole number of at least {lowest}, written with digits only, found "{text}"')
+    return int(text)
+
+
+def _positive(place: _Place) -> int:
+    return _integer(place, 1)
+
+
+def _natural(place: _Place) -> int:
+    return _integer(place, 0)
+
+
+def _decimal(place: _Place) -> float:
+    text = place.text("a number, for example 0.1")
+    if not text.isascii() or not _DECIMAL.fullmatch(text):
+        raise place.invalid(f'must be a number of at least 0, written as 2 or 0.1, found "{text}"')
+    return float(text)
+
+
+def _part(place: _Place) -> float:
+    value = _decimal(place)
+    if value > 1:
+        raise place.invalid(f"must be between 0 and 1 (0.1 is 10 %), found {place.found()}")
+    return value
+
+
+def _share(place: _Place) -> Fraction:
+    text = place.text("a share, for example 26/32 or 0.5")
+    if text.isascii() and _SHARE.fullmatch(text):
+        try:
+            share = Fraction(text.replace(" ", ""))
+        except ZeroDivisionError:
+            share = Fraction(-1)
+        if 0 <= share <= 1 + _SHARE_SUM_TOLERANCE:
+            return share
+    raise place.invalid(f'must be a share between 0 and 1, written as 26/32 or 0.5, found "{text}"')
+
+
+def _duration(place: _Place) -> float:
+    text = place.text("a duration, for example 30s")
+    match = _DURATION.fullmatch(text) if text.isascii() else None
+    if match is None:
+        raise place.invalid(f'must be a duration, written as 250ms, 30s, 5m, 1h or 7d, found "{text}"')
+    return float(Fraction(match[1]) * _DURATION_SECONDS[match[2]])
+
+
+def _positive_duration(place: _Place) -> float:
+    seconds = _duration(place)
+    if seconds <= 0:
+        raise place.invalid(f"must be longer than 0, found {place.found()}")
+    return seconds
+
+
+def _half_life(place: _Place) -> float:
+    if place.text("a duration, for example 7d; 0: usage never decays") == "0":
+        return 0.0
+    return _duration(place)
+
+
+def _size(place: _Place) -> int:
+    text = place.text("a size, for example 64MiB")
+    match = _SIZE.fullmatch(text) if text.isascii() else None
+    size = int(Fraction(match[1]) * _SIZE_BYTES[match[2]]) if match is not None else 0
+    if size < 1:
+        raise place.invalid(f'must be a size, written as 65536, 64KiB, 64MiB or 1GiB, found "{text}"')
+    return size
+
+
+def _truth(place: _Place) -> bool:
+    text = place.text("true or false")
+    if text not in {"true", "false"}:
+        raise place.invalid(f'must be true or false, found "{text}"')
+    return text == "true"
+
+
+def _choice(place: _Place, options: type[E]) -> E:
+    choices = " or ".join(options)
+    text = place.text(choices)
+    try:
+        return options(text)
+    except ValueError:
+        raise place.invalid(f'must be {choices}, found "{text}"') from None
+
+
+def _service_class(place: _Place) -> ServiceClass:
+    names = {each.name.lower(): each for each in ServiceClass}
+    text = place.text("interactive or batch")
+    if text not in names:
+        raise place.invalid(f'must be interactive or batch, found "{text}"')
+    return names[text]
+
+
+def _address(place: _Place) -> Address:
+    what = "host:port, for example 127.0.0.1:8080 (0.0.0.0:8080: every network of this machine)"
+    text = place.text(what)
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):(\d{1,5})", text)
+    if match is None or not match[2].isascii() or int(match[2]) > 65535:
+        raise place.invalid(f'must be {what}, found "{text}"')
+    return Address(match[1].strip("[]"), int(match[2]))
+
+
+def _url(place: _Place) -> str:
+    what = "an engine's address, for example http://127.0.0.1:8000"
+    text = place.text(what)
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise place.invalid(f'must be {what}, found "{text}"') from None
+    if parts.username is not None or parts.password is not None:
+        raise place.invalid("must not hold a user or password; write the engine's key as api_key_file")
+    if parts.scheme != "http" or not parts.hostname or not text.isprintable() or any(map(str.isspace, text)):
+        raise place.invalid(f'must be {what}, found "{text}"')
+    if parts.query or parts.fragment or port == 0:
+        raise place.invalid(f'must be {what}, without ? or #, found "{text}"')
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1"):
+        raise place.invalid(f'must be the engine\'s root; leave out the "/v1" of "{text}"')
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"http://{host}:{port or 80}{path}"
+
+
+def _sha256(place: _Place) -> bytes:
+    text = place.text("64 hex digits, as `fairshare keys new` prints them")
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        # Someone may have pasted the key itself: never repeat it.
+        raise place.invalid(
+            f"must be the key's SHA-256 as 64 hex digits, found {len(text)} characters; "
+            "`fairshare keys new` prints what to store"
+        )
+    return bytes.fromhex(text)
+
+
+def _text(place: _Place) -> str:
+    return _name(place, "a unit", 32)
+
+
+# --- Secrets ------------------------------------------------------------------------------------------------------
+
+
+def _secret(fields: _Fields, inline: str, from_file: str) -> str | None:
+    """A secret from a file or an environment variable; its value is in no message."""
+    if inline in fields and from_file in fields:
+        fields.place.report.problem(fields.where(inline), f'give either "{inline}" or "{from_file}", not both')
+    return fields.read(inline, _secret_from_environment, None) or fields.read(from_file, _secret_from_file, None)
+
+
+def _secret_from_environment(place: _Place) -> str | None:
+    text = place.text("the name of an environment variable, written as ${NAME}")
+    match = _ENVIRONMENT.fullmatch(text)
+    if match is None:
+        raise place.invalid("must not stand in this file; write ${NAME} and set that variable, or name a file")
+    value = place.report.environ.get(match[1], "")
+    return _checked_secret(place, value, f"the environment variable {match[1]}")
+
+
+def _secret_from_file(place: _Place) -> str | None:
+    path = place.report.path.parent / place.text("the path of a file")
+    try:
+        value = path.read_text("utf-8")
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise place.invalid(f"{path} cannot be read ({_reason(error)})") from None
+    except UnicodeDecodeError:
+        raise place.invalid(f"{path} is not text; it must hold the secret and nothing else") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        place.report.warning(
+            place.where, f"{path} can be used by others (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}"
+        )
+    return _checked_secret(place, value.strip(), str(path))
+
+
+def _checked_secret(place: _Place, value: str, source: str) -> str:
+    if not value:
+        raise place.invalid(f"{source} is empty or not set; it must hold the secret")
+    # It is sent in a header: a line break would start another one.
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise place.invalid(f"{source} must hold one word of printable ASCII characters and nothing else")
+    return value
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
+
+# --- Sections -----------------------------------------------------------------------------------------------------
+
+
+def _gateway(place: _Place) -> GatewaySpec:
+    try:
+        fields = place.fields("")
+    except _Invalid:
+        raise ConfigError(place.report.problems) from None
+    return GatewaySpec(
+        listen=fields.read("listen", _address, DEFAULT_LISTEN),
+        admin=fields.read("admin", _admin, AdminSpec(address=DEFAULT_ADMIN)),
+        pools=fields.need("pools", _pools, (), "pools: [{name: chat, capacity: 16, ...}]"),
+        teams=fields.read("teams", _teams, ()),
+        limits=fields.read("limits", _limits, Limits()),
+    )
+
+
+def _admin(place: _Place) -> AdminSpec:
+    if not place.is_mapping():
+        return AdminSpec(address=_address(place))
+    fields = place.fields("admin")
+    return AdminSpec(address=fields.read("listen", _address, DEFAULT_ADMIN), key=_secret(fields, "key", "key_file"))
+
+
+def _limits(place: _Place) -> Limits:
+    fields = place.fields("limits")
+    default = Limits()
+    return Limits(
+        max_body_bytes=fields.read("max_body", _size, default.max_body_bytes),
+        max_header_bytes=fields.read("max_header", _size, default.max_header_bytes),
+        header_timeout_seconds=fields.read("header_timeout", _positive_duration, default.header_timeout_seconds),
+        max_connections=fields.read("max_connections", _positive, default.max_connections),
+        drain_seconds=fields.read("drain", _duration, default.drain_seconds),
+    )
+
+
+def _pools(place: _Place) -> tuple[PoolSpec, ...]:
+    pools = _each(place, _pool, "pools")
+    if not place.node.value:
+        raise place.invalid("there must be at least one pool, found an empty list")
+    return pools
+
+
+def _pool(place: _Place) -> PoolSpec:
+    fields = place.fields("pools[]")
+    instances = fields.need("instances", _instances, (), "instances: [http://127.0.0.1:8000]")
+    return PoolSpec(
+        name=fields.need("name", _pool_name, "", "name: chat"),
+        capacity=_capacity(fields, len(instances)),
+        half_life_seconds=fields.read("half_life", _half_life, DEFAULT_HALF_LIFE_SECONDS),
+        shares=fields.need("shares", _shares, {}, "shares: {search: 26/32, ads: 6/32}"),
+        models=fields.need("models", _models, {}, "models: [the-model]"),
+        instances=instances,
+        mode=fields.read("dispatch", lambda at: _choice(at, Mode), Mode.HOLD),
+        fallback=fields.read("fallback", _pool_name, None),
+        hold=fields.read("hold", _hold, HoldOptions()),
+        timeouts=fields.read("timeouts", _timeouts, Timeouts()),
+        cost=fields.read("cost", _cost, CostWeights()),
+        calibrated="cost" in fields,
+    )
+
+
+def _capacity(fields: _Fields, instances: int) -> int:
+    if "capacity" in fields and "capacity_per_instance" in fields:
+        fields.place.report.problem(
+            fields.place.where, 'give either "capacity" or "capacity_per_instance", found both; remove one'
+        )
+    if "capacity_per_instance" in fields:
+        return fields.read("capacity_per_instance", _positive, 1) * instances
+    return fields.need("capacity", _positive, 1, "capacity: 16 (slots the pool sustains)")
+
+
+def _shares(place: _Place) -> dict[str, Fraction]:
+    shares: dict[str, Fraction] = {}
+    for key, value in place.entries("a mapping of teams to shares, for example {search: 26/32, ads: 6/32}"):
+        try:
+            shares[_team_name(key)] = _share(value)
+        except _Invalid:
+            continue
+    total = sum(shares.values())
+    if total > 1 + _SHARE_SUM_TOLERANCE:
+        raise place.invalid(
+            f"the shares add up to {_fraction(Fraction(total))}, more than the whole pool; lower one of them "
+            f"({', '.join(f'{team} {_fraction(share)}' for team, share in shares.items())})"
+        )
+    if shares and total < 1 - _SHARE_SUM_TOLERANCE:
+        place.report.warning(
+            place.where,
+            f"the shares add up to {_fraction(Fraction(total))}; nobody owns the rest, it can only be borrowed",
+        )
+    return shares
+
+
+def _fraction(share: Fraction) -> str:
+    return str(share) if share.denominator == 1 else f"{share} ({float(share):.6g})"
+
+
+def _models(place: _Place) -> dict[str, str]:
+    if place.is_mapping():
+        pairs = [(key, value) for key, value in place.entries("a list or mapping of models")]
+    else:
+        pairs = [(item, item) for item in place.items("models, or a mapping {name for clients: name at the engine}")]
+    models: dict[str, str] = {}
+    for key, value in pairs:
+        try:
+            name, served = _model_name(key), _model_name(value)
+        except _Invalid:
+            continue
+        if name in models:
+            place.report.problem(key.where, f'model "{name}" stands twice; remove one')
+        models[name] = served
+    if not pairs:
+        raise place.invalid("there must be at least one model")
+    return models
+
+
+def _instances(place: _Place) -> tuple[InstanceSpec, ...]:
+    instances = _each(place, _instance, "engines, for example [http://127.0.0.1:8000]")
+    if not place.node.value:
+        raise place.invalid("there must be at least one engine, found an empty list")
+    seen: dict[str, int] = {}
+    for index, instance in enumerate(instances):
+        if instance.url and instance.url in seen:
+            place.report.problem(
+                f"{place.where}[{index}]",
+                f"{instance.url} is also {place.where}[{seen[instance.url]}]; remove one, or its slots count twice",
+            )
+        seen.setdefault(instance.url, index)
+    return instances
+
+
+def _instance(place: _Place) -> InstanceSpec:
+    if not place.is_mapping():
+        return InstanceSpec(url=_url(place))
+    fields = place.fields("pools[].instances[]")
+    return InstanceSpec(
+        url=fields.need("url", _url, "", "url: http://127.0.0.1:8000"),
+        max_num_seqs=fields.read("max_num_seqs", _positive, None),
+        api_key=_secret(fields, "api_key", "api_key_file"),
+        kind=fields.read("kind", lambda at: _choice(at, EngineKind), EngineKind.VLLM),
+    )
+
+
+def _hold(place: _Place) -> HoldOptions:
+    fields = place.fields("pools[].hold")
+    default = HoldOptions()
+    return replace(
+        default,
+        borrow_order=fields.read("borrow_order", lambda at: _choice(at, BorrowOrder), default.borrow_order),
+        batch_every=fields.read("batch_every", _natural, default.batch_every),
+        recall=fields.read("recall", _truth, default.recall),
+        recall_waste=fields.read("recall_waste", _part, default.recall_waste),
+        max_held=fields.read("max_held", _natural, default.max_held),
+        max_held_per_team=fields.read("max_held_per_team", _natural, default.max_held_per_team),
+        max_held_bytes=fields.read("max_held_bytes", _size, default.max_held_bytes),
+        longest_wait_seconds=fields.read("longest_wait", _positive_duration, default.longest_wait_seconds),
+    )
+
+
+def _timeouts(place: _Place) -> Timeouts:
+    fields = place.fields("pools[].timeouts")
+    default = Timeouts()
+    return Timeouts(
+        connect_seconds=fields.read("connect", _positive_duration, default.connect_seconds),
+        first_byte_seconds=fields.read("first_byte", _positive_duration, default.first_byte_seconds),
+        idle_seconds=fields.read("idle", _positive_duration, default.idle_seconds),
+        longest_request_seconds=fields.read("longest_request", _positive_duration, default.longest_request_seconds),
+    )
+
+
+def _cost(place: _Place) -> CostWeights:
+    fields = place.fields("pools[].cost")
+    default = CostWeights()
+    return CostWeights(
+        prompt=fields.read("prompt", _decimal, default.prompt),
+        cached=fields.read("cached", _decimal, default.cached),
+        completion=fields.read("completion", _decimal, default.completion),
+        unit=fields.read("unit", _text, default.unit),
+    )
+
+
+def _teams(place: _Place) -> tuple[TeamSpec, ...]:
+    return _each(place, _team, "teams")
+
+
+def _team(place: _Place) -> TeamSpec:
+    fields = place.fields("teams[]")
+    return TeamSpec(
+        name=fields.need("name", _team_name, "", "name: search"),
+        keys=fields.read("keys", lambda at: _each(at, _key, "keys"), ()),
+        models=fields.read("models", _allowed_models, None),
+    )
+
+
+def _allowed_models(place: _Place) -> frozenset[str]:
+    return frozenset(_each(place, _model_name, "models"))
+
+
+def _key(place: _Place) -> KeySpec:
+    fields = place.fields("teams[].keys[]")
+    return KeySpec(
+        sha256=fields.need("sha256", _sha256, b"", "sha256: what `fairshare keys new` prints"),
+        service_class=fields.read("class", _service_class, ServiceClass.INTERACTIVE),
+    )
+
+
+def _each(place: _Place, parse: Callable[[_Place], T], what: str) -> tuple[T, ...]:
+    """Every entry of a list; wrong ones are reported and left out."""
+    entries: list[T] = []
+    for item in place.items(what):
+        try:
+            entries.append(parse(item))
+        except _Invalid:
+            continue
+    return tuple(entries)
+
+
+# --- What must hold between the sections --------------------------------------------------------------------------
+
+
+def _cross_check(spec: GatewaySpec, report: _Report) -> None:
+    """Runs only on a file without other problems, so that positions in the file and in the records agree."""
+    _check_admin(spec, report)
+    _check_pool_names_and_models(spec, report)
+    _check_fallbacks(spec, report)
+    _check_engines(spec, report)
+    _check_teams(spec, report)
+
+
+def _check_admin(spec: GatewaySpec, report: _Report) -> None:
+    admin = spec.admin
+    if not is_loopback(admin.address.host) and admin.key is None:
+        report.problem(
+            "admin",
+            f"{admin.address} can be reached from other machines, so it needs a key; write "
+            f"admin: {{listen: {admin.address}, key_file: admin.key}}, or listen on 127.0.0.1",
+        )
+    if admin.address == spec.listen and admin.address.port != 0:
+        report.problem("admin", f"{admin.address} is also the data port (listen); give it another port")
+
+
+def _check_pool_names_and_models(spec: GatewaySpec, report: _Report) -> None:
+    pool_at: dict[str, int] = {}
+    model_at: dict[str, int] = {}
+    for index, pool in enumerate(spec.pools):
+        if pool.name in pool_at:
+            report.problem(
+                f"pools[{index}].name", f'"{pool.name}" is also the name of pools[{pool_at[pool.name]}]; rename one'
+            )
+        pool_at.setdefault(pool.name, index)
+        for model in pool.models:
+            if model in model_at:
+                report.problem(
+                    f"pools[{index}].models",
+                    f'model "{model}" is also served by pools[{model_at[model]}], so where its requests belong is '
+                    "unclear; give it another name here, as {other-name: " + pool.models[model] + "}",
+                )
+            model_at.setdefault(model, index)
+    for index, team in enumerate(spec.teams):
+        for model in sorted(team.models or ()):
+            if model not in model_at:
+                report.problem(
+                    f"teams[{index}].models", f'no pool serves the model "{model}"{_nearest(model, model_at)}'
+                )
+
+
+def _check_fallbacks(spec: GatewaySpec, report: _Report) -> None:
+    pools = {pool.name: pool for pool in spec.pools}
+    for index, pool in enumerate(spec.pools):
+        if pool.fallback is None:
+            continue
+        where = f"pools[{index}].fallback"
+        if pool.fallback not in pools:
+            report.problem(where, f'there is no pool "{pool.fallback}"{_nearest(pool.fallback, pools)}')
+            continue
+        path = [pool.name, pool.fallback]
+        while path[-1] not in path[:-1] and (follow := pools[path[-1]].fallback) in pools:
+            path.append(follow)
+        if path[-1] == pool.name:
+            report.problem(where, f"the fallbacks go round in a circle ({' → '.join(path)}); remove one of them")
+            continue
+        missing = set(pool.models.values()) - set(pools[pool.fallback].models.values())
+        if missing:
+            report.problem(
+                where,
+                f'the engines of "{pool.fallback}" do not serve {", ".join(sorted(missing))}; a fallback must serve '
+                "the same models as its pool, under whatever names for clients",
+            )
+
+
+def _check_engines(spec: GatewaySpec, report: _Report) -> None:
+    engine_at: dict[str, int] = {}
+    for index, pool in enumerate(spec.pools):
+        for position, instance in enumerate(pool.instances):
+            other = engine_at.setdefault(instance.url, index)
+            if other != index:
+                report.warning(
+                    f"pools[{index}].instances[{position}]",
+                    f'{instance.url} is also in pool "{spec.pools[other].name}"; neither knows what the other runs '
+                    "there, so lower the capacity of both",
+                )
+        seats = [instance.max_num_seqs for instance in pool.instances]
+        known = [each for each in seats if each is not None]
+        if len(known) == len(seats) and sum(known) < pool.capacity:
+            report.warning(
+                f"pools[{index}].capacity",
+                f"the engines run at most {sum(known)} sequences (max_num_seqs), but the capacity is {pool.capacity}; "
+                "lower it, or raise --max-num-seqs of the engines (2 x their part of the capacity is best)",
+            )
+
+
+def _check_teams(spec: GatewaySpec, report: _Report) -> None:
+    team_at: dict[str, int] = {}
+    key_at: dict[bytes, str] = {}
+    for index, team in enumerate(spec.teams):
+        if team.name in team_at:
+            report.problem(
+                f"teams[{index}].name", f'"{team.name}" is also the name of teams[{team_at[team.name]}]; merge them'
+            )
+        team_at.setdefault(team.name, index)
+        for position, key in enumerate(team.keys):
+            where = f"teams[{index}].keys[{position}]"
+            other = key_at.setdefault(key.sha256, where)
+            if other != where:
+                report.problem(where, f"this key is also {other}; a key speaks for one team, remove one")
+    owners = {team for pool in spec.pools for team, share in pool.shares.items() if share > 0}
+    for index, team in enumerate(spec.teams):
+        if not team.keys:
+            report.warning(f"teams[{index}]", f'team "{team.name}" has no key, so nobody can use it')
+        if team.name not in owners:
+            near = _nearest(team.name, owners - set(team_at))
+            report.warning(
+                f"teams[{index}].name", f'team "{team.name}" owns no share of any pool; it only borrows{near}'
+            )
+    for index, pool in enumerate(spec.pools):
+        for team in pool.shares:
+            if team not in team_at:
+                report.warning(
+                    f"pools[{index}].shares.{team}",
+                    f'no key belongs to team "{team}": it is not under teams{_nearest(team, team_at)}',
+                )
+    if not key_at:
+        report.warning("teams", "there is no key, so every request will be refused; see `fairshare keys new --help`")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""
