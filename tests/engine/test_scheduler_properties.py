@@ -1,0 +1,163 @@
+"""The scheduler against a naive one, and its own promises, under random loads."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.naive_scheduler import NaiveScheduler
+from fairshare.engine.scheduler import Change, Event, FinishReason, Policy, Scheduler, SchedulerConfig
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SchedulerConfig:
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    usable = draw(st.integers(3, 14))
+    max_num_seqs = draw(st.integers(1, 6))
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        num_blocks=usable + 1,
+        block_size=block_size,
+        max_num_batched_tokens=draw(st.integers(max_num_seqs, max_num_seqs + 30)),
+        max_model_len=usable * block_size - draw(st.integers(0, block_size - 1)),
+        policy=draw(st.sampled_from(Policy)),
+        prefix_caching=draw(st.booleans()),
+        step_seconds=0.01,
+        token_seconds=0.0003,
+    )
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.floats(0, 1),  # part of what the longest prompt may have
+            st.integers(0, 40),
+            st.integers(-1, 2),
+            st.integers(0, 2),  # which text it begins with
+            st.sampled_from(FinishReason),
+        ),
+        st.tuples(st.just("step"), st.integers(1, 12)),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+    ),
+    max_size=40,
+)
+
+
+def request_of(config: SchedulerConfig, action: tuple, number: int) -> dict:
+    _, size, output, priority, text, reason = action
+    prompt = 1 + round(size * (config.max_model_len - 2))
+    full = prompt // config.block_size
+    return {
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "priority": priority,
+        "arrival": float(number // 2),  # now and then two arrive together
+        "reason": reason,
+        "block_keys": [(text, i) for i in range(full)],
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(configs(), ACTIONS)
+def test_it_does_what_the_naive_scheduler_does_step_by_step(config: SchedulerConfig, actions: list) -> None:
+    log: list[tuple[Change, str]] = []
+    scheduler = Scheduler(config, observer=lambda change, id: log.append((change, id)))
+    naive = NaiveScheduler(config)
+    steps = 0
+    for number, action in enumerate([*actions, ("step", 500)]):
+        if action[0] == "add":
+            request = request_of(config, action, number)
+            scheduler.add(f"r{number}", **request)
+            naive.add(f"r{number}", **request)
+        elif action[0] == "abort":
+            scheduler.abort(f"r{action[1]}")
+            naive.abort(f"r{action[1]}")
+        else:
+            for _ in range(action[1]):
+                assert scheduler.step() == naive.step()
+                assert scheduler.running == [r.id for r in naive.running]
+                assert log == naive.log
+                assert scheduler.free_blocks == len(naive.free)
+                assert scheduler.scheduled_tokens == naive.tokens
+                steps = scheduler.steps
+    assert steps == naive.steps
+    assert scheduler.preemptions == naive.preemptions
+
+
+@settings(max_examples=300, deadline=None)
+@given(configs(), ACTIONS)
+def test_advancing_gives_what_single_steps_give(config: SchedulerConfig, actions: list) -> None:
+    single, fast = Scheduler(config), Scheduler(config)
+    tokens: dict[str, int] = {}
+    for number, action in enumerate([*actions, ("step", 500)]):
+        if action[0] == "add":
+            for scheduler in (single, fast):
+                scheduler.add(f"r{number}", **request_of(config, action, number))
+        elif action[0] == "abort":
+            assert single.abort(f"r{action[1]}") == fast.abort(f"r{action[1]}")
+        else:
+            until = fast.now + action[1] * 0.017
+            while fast.busy and fast.now < until:
+                notable = fast.advance(until)
+                seen: list[Event] = []
+                while single.steps < fast.steps:
+                    assert seen == [], "advance went past a step that it had to report"
+                    seen = [e for e in single.step() if e.finished or tokens.get(e.request_id, 0) == 0]
+                    for event in seen:
+                        tokens.setdefault(event.request_id, 1)
+                assert [(e.request_id, e.finished, e.reason) for e in notable] == [
+                    (e.request_id, e.finished, e.reason) for e in seen
+                ]
+                assert fast.now == single.now
+                assert fast.running == single.running
+                assert fast.free_blocks == single.free_blocks
+                assert [fast.generated(r) for r in fast.running] == [single.generated(r) for r in single.running]
+            if not fast.busy:
+                fast.advance(until)
+                single.advance(until)
+                assert fast.now == single.now
+    assert fast.preemptions == single.preemptions
+
+
+@settings(max_examples=200, deadline=None)
+@given(configs(), ACTIONS)
+def test_blocks_are_conserved_and_seats_are_never_exceeded(config: SchedulerConfig, actions: list) -> None:
+    scheduler = Scheduler(config)
+    added: dict[str, int] = {}
+    for number, action in enumerate(actions):
+        if action[0] == "add":
+            scheduler.add(f"r{number}", **request_of(config, action, number))
+            added[f"r{number}"] = number
+        elif action[0] == "abort":
+            here = f"r{action[1]}" in scheduler.running + scheduler.waiting
+            assert scheduler.abort(f"r{action[1]}") == here
+            assert f"r{action[1]}" not in scheduler.running + scheduler.waiting
+        else:
+            scheduler.step()
+        assert scheduler.running_count <= config.max_num_seqs
+        assert 0 <= scheduler.free_blocks <= config.usable_blocks
+        assert scheduler.running_count == len(scheduler.running)
+        assert scheduler.waiting_count == len(scheduler.waiting)
+    for name in scheduler.running + scheduler.waiting:
+        scheduler.abort(name)
+    assert not scheduler.busy
+    assert scheduler.free_blocks == config.usable_blocks
+    assert scheduler.step() == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(configs(), ACTIONS)
+def test_every_request_ends_with_all_its_tokens(config: SchedulerConfig, actions: list) -> None:
+    scheduler = Scheduler(config)
+    got: dict[str, int] = {}
+    due: dict[str, int] = {}
+    for number, action in enumerate(actions):
+        if action[0] != "add":
+            continue
+        request = request_of(config, action, number)
+        due[f"r{number}"] = min(request["output_tokens"], config.max_model_len - request["prompt_tokens"])
+        scheduler.add(f"r{number}", **request)
+    while scheduler.busy:
+        assert scheduler.steps < 100_000
+        for event in scheduler.step():
+            got[event.request_id] = got.get(event.request_id, 0) + event.new_tokens
+    assert got == due
