@@ -1,1 +1,448 @@
-"""Drives the dispatch queues: events in, decisions carried out. One `PoolDriver` per gateway process."""
+"""Drives the dispatch queues: reports what happened, carries out what they decide. One `PoolDriver` per process.
+
+Everything runs on the event loop's thread. A request is known to its home queue (the one it was submitted to) by
+`Request.id`; events always go there, also when the fallback's capacity serves it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import Protocol
+
+from fairshare import clock as clocks
+from fairshare.clock import Clock
+from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Recall, Refused, Request, Send
+from fairshare.gateway.options import InstanceSpec, PoolSpec
+from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
+from fairshare.gateway.upstream import InstanceConnections
+from fairshare.wire.problems import INTERNAL_ERROR, NO_INSTANCE, UPSTREAM_BROKE, Problem
+
+log = logging.getLogger("fairshare.gateway")
+
+UPSTREAM_IDLE_SECONDS = 30.0
+"""Idle connections to engines are closed after this long; most engines close theirs after 5 s."""
+
+MEASURE_MEMORY = 1.0 - 1.0 / 64
+"""What is measured is measured over about the last 64 requests."""
+
+ASSUMED_BYTES_PER_TOKEN = 4.0
+"""Until a model has been measured."""
+
+ASSUMED_TOKENS_PER_SLOT_SECOND = 30.0
+"""Until an instance has been measured."""
+
+SHORTEST_TIMER_SECONDS = 0.001
+"""A deadline that rounding puts a moment too early must not spin the loop."""
+
+
+class Place(Enum):
+    """Where the dispatch queue has a request."""
+
+    NOWHERE = "nowhere"
+    """The queue does not know it: not submitted, refused, ended, or it takes no slot."""
+
+    HELD = "held"
+    SENT = "sent"
+
+
+class Driven(Protocol):
+    """A request, as the driver sees it."""
+
+    request: Request
+    home: "DrivenPool"
+    place: Place
+    """Set by the driver only."""
+    began: bool
+    """Whether the client has received something of its answer."""
+    instance_id: str
+    """The instance it was sent to last."""
+    heard_at: float
+    """When its engine last sent something for it, or it was sent (coarse time)."""
+    silence_limit_seconds: float
+    """How long its engine may be silent now."""
+    ends_at: float
+    """When it must have ended (coarse time)."""
+
+    def send(self, send: Send) -> None:
+        """Send it to an engine."""
+        ...
+
+    def recall(self, recall: Recall) -> None:
+        """Take it back from its engine; report `PoolDriver.aborted` when the connection is closed."""
+        ...
+
+    def refuse(self, refused: Refused) -> None:
+        """Tell the client that it is not served, and end."""
+        ...
+
+    def overdue(self, now: float) -> None:
+        """It was silent or alive for too long: end it."""
+        ...
+
+    def engine_silent(self) -> None:
+        """Its engine is taken for dead: try another if nothing came yet, else end it."""
+        ...
+
+    def fail(self, problem: Problem, message: str) -> None:
+        """End it now with this error, whatever it is doing."""
+        ...
+
+
+class Ratio:
+    """A ratio of sums over about the last 64 samples: long requests count for more than short ones."""
+
+    __slots__ = ("_above", "_assumed", "_below")
+
+    def __init__(self, assumed: float) -> None:
+        self._above = 0.0
+        self._below = 0.0
+        self._assumed = assumed
+
+    def add(self, above: float, below: float) -> None:
+        if above > 0.0 and below > 0.0:
+            self._above = self._above * MEASURE_MEMORY + above
+            self._below = self._below * MEASURE_MEMORY + below
+
+    @property
+    def measured(self) -> float | None:
+        return self._above / self._below if self._below else None
+
+    @property
+    def value(self) -> float:
+        return self._above / self._below if self._below else self._assumed
+
+
+class DrivenPool:
+    """A pool as the data path sees it: its options, its queue, the connections to its engines, what was measured."""
+
+    def __init__(self, spec: PoolSpec, queue: DispatchQueue) -> None:
+        self.spec = spec
+        self.queue = queue
+        self.instances: dict[str, InstanceConnections] = {}
+        self.accepting: dict[str, InstanceConnections] = {}
+        """Those that may get new requests."""
+        self.context_tokens: dict[str, dict[str, int]] = {}
+        """Instance id → what the engine calls a model → its `max_model_len`."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0.0
+        self._bytes_per_token: dict[str, Ratio] = {}
+        self._tokens_per_slot_second: dict[str, Ratio] = {}
+        self._turn = 0
+
+    def bytes_per_token(self, model: str) -> Ratio:
+        """Relayed text bytes per completion token of a configured model."""
+        ratio = self._bytes_per_token.get(model)
+        if ratio is None:
+            ratio = self._bytes_per_token[model] = Ratio(ASSUMED_BYTES_PER_TOKEN)
+        return ratio
+
+    def tokens_per_slot_second(self, instance_id: str) -> Ratio:
+        """Completion tokens per second that one slot of an instance makes."""
+        ratio = self._tokens_per_slot_second.get(instance_id)
+        if ratio is None:
+            ratio = self._tokens_per_slot_second[instance_id] = Ratio(ASSUMED_TOKENS_PER_SLOT_SECOND)
+        return ratio
+
+    def next_instance(self, excluding: frozenset[str]) -> str | None:
+        """An accepting instance for a request that takes no slot, in turn; None: there is none."""
+        candidates = [instance_id for instance_id in self.accepting if instance_id not in excluding]
+        if not candidates:
+            return None
+        self._turn += 1
+        return candidates[self._turn % len(candidates)]
+
+    def forget_instance(self, instance_id: str) -> None:
+        self.accepting.pop(instance_id, None)
+        self.context_tokens.pop(instance_id, None)
+        self._tokens_per_slot_second.pop(instance_id, None)
+        connections = self.instances.pop(instance_id, None)
+        if connections is not None:
+            connections.retire()
+
+
+class PoolDriver:
+    """Owns the queues, and every request from its arrival to its end."""
+
+    def __init__(self, *, recorder: Recorder, clock: Clock = clocks.monotonic, wall: Clock = clocks.wall) -> None:
+        self.clock = clock
+        """The pools' clock: the queues' deadlines are on it."""
+        self.wall = wall
+        self.coarse = CoarseTime(clock())
+        self.counters = Counters()
+        self._recorder = recorder
+        self._pools: dict[str, DrivenPool] = {}
+        self._by_model: dict[str, DrivenPool] = {}
+        self._exchanges: dict[str, Driven] = {}
+        self._to_do: deque[Decision] = deque()
+        self._carrying_out = False
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+
+    # ------------------------------------------------------------------ pools and instances
+
+    def add_pool(self, spec: PoolSpec, queue: DispatchQueue) -> None:
+        """A pool is new (start or reload). Its instances come with `instance_changed`.
+
+        Raises:
+            ValueError: a pool of this name is driven already.
+        """
+        if spec.name in self._pools:
+            raise ValueError(f"pool {spec.name!r} is driven already; remove it first")
+        self._pools[spec.name] = DrivenPool(spec, queue)
+        self._index_models()
+
+    def update_pool(self, spec: PoolSpec) -> None:
+        """A reload changed models, timeouts or cost: new requests use them, running ones keep theirs.
+
+        Capacity, shares and half-life are changed in the `Pool`; then call `capacity_changed`.
+        """
+        self._pools[spec.name].spec = spec
+        self._index_models()
+
+    def remove_pool(self, name: str) -> None:
+        """A reload dropped a pool: it gets nothing new, what it holds is refused, what runs may finish."""
+        pool = self._pools.pop(name)
+        self._index_models()
+        for exchange in self._of(pool):
+            if exchange.place is Place.HELD:
+                exchange.fail(NO_INSTANCE, f"Pool {name!r} was taken out of service. Ask for another model.")
+        for instance_id in tuple(pool.instances):
+            pool.forget_instance(instance_id)
+        self._disarm(pool)
+
+    def instance_changed(self, pool: str, spec: InstanceSpec, instance: Instance) -> None:
+        """An instance is new, or its record changed; carries out what follows."""
+        driven = self._pools[pool]
+        connections = driven.instances.get(instance.id)
+        if connections is None or connections.spec != spec:
+            if connections is not None:
+                connections.retire()
+            connections = InstanceConnections(spec, counters=self.counters, coarse=self.coarse)
+            driven.instances[instance.id] = connections
+        if instance.accepting:
+            driven.accepting[instance.id] = connections
+        else:
+            driven.accepting.pop(instance.id, None)
+        self._carry_out(driven, driven.queue.instance_changed(instance))
+
+    def instance_removed(self, pool: str, instance_id: str) -> None:
+        """An instance is gone for good; what it runs may finish."""
+        driven = self._pools[pool]
+        driven.forget_instance(instance_id)
+        self._carry_out(driven, driven.queue.instance_removed(instance_id))
+
+    def running_seen(self, pool: str, instance_id: str, running: int) -> None:
+        """An instance reported `num_requests_running`."""
+        driven = self._pools[pool]
+        self._carry_out(driven, driven.queue.running_seen(instance_id, running))
+
+    def capacity_changed(self, pool: str) -> None:
+        """The pool's C, shares or half-life were changed in its `Pool`."""
+        driven = self._pools[pool]
+        self._carry_out(driven, driven.queue.capacity_changed())
+
+    def models_seen(self, pool: str, instance_id: str, context_tokens: Mapping[str, int]) -> None:
+        """An instance reported its models: what the engine calls each → its `max_model_len`."""
+        self._pools[pool].context_tokens[instance_id] = dict(context_tokens)
+
+    def cut_instance(self, pool: str, instance_id: str, *, silent_seconds: float = 1.0) -> int:
+        """An instance failed its health check: cut at once what it has sent nothing for in the last `silent_seconds`.
+
+        A stream that has begun ends with an error event; a request of which nothing came goes to another instance, or
+        is answered 502. What still flows goes on. Returns how many were cut.
+        """
+        since = self.clock() - silent_seconds
+        silent = [
+            exchange
+            for exchange in self._exchanges.values()
+            if exchange.instance_id == instance_id
+            and exchange.home.spec.name == pool
+            and exchange.place is not Place.HELD
+            and exchange.heard_at <= since
+        ]
+        for exchange in silent:
+            exchange.engine_silent()
+        return len(silent)
+
+    # ------------------------------------------------------------------ what others may read
+
+    @property
+    def pools(self) -> Mapping[str, DrivenPool]:
+        return self._pools
+
+    def pool_of_model(self, model: str) -> DrivenPool | None:
+        """The pool that serves what clients call `model`."""
+        return self._by_model.get(model)
+
+    @property
+    def models(self) -> Mapping[str, DrivenPool]:
+        """What clients may call models → the pool that serves each."""
+        return self._by_model
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._exchanges)
+
+    def connections(self, send_pool: str, home: DrivenPool, instance_id: str) -> InstanceConnections | None:
+        """Where to send; None: the instance was removed since it was chosen."""
+        pool = home if send_pool == home.spec.name else self._pools.get(send_pool)
+        return pool.instances.get(instance_id) if pool is not None else None
+
+    # ------------------------------------------------------------------ events of requests
+
+    def submit(self, exchange: Driven) -> None:
+        """A request has arrived: ask its queue."""
+        self._open(exchange)
+        exchange.place = Place.HELD
+        self._carry_out(exchange.home, exchange.home.queue.submitted(exchange.request))
+
+    def submit_unqueued(self, exchange: Driven) -> None:
+        """A request that takes no slot has arrived: no queue has a say in it."""
+        self._open(exchange)
+
+    def first_byte(self, exchange: Driven) -> None:
+        """The first byte of its answer goes to the client."""
+        if exchange.place is Place.SENT:
+            self._carry_out(exchange.home, exchange.home.queue.first_byte(exchange.request.id))
+
+    def aborted(self, exchange: Driven) -> None:
+        """The engine's connection of a recalled request is closed."""
+        self._carry_out(exchange.home, exchange.home.queue.aborted(exchange.request.id))
+
+    def reassigned(self, exchange: Driven, excluding: frozenset[str]) -> str | None:
+        """Its instance could not be reached: another one, or None."""
+        if exchange.place is Place.NOWHERE:
+            return exchange.home.next_instance(excluding)
+        return exchange.home.queue.reassigned(exchange.request.id, excluding)
+
+    def ended(self, exchange: Driven, record: RequestRecord) -> None:
+        """The one place where a request ends: its grant is released, or its wait is over; and its record is written.
+
+        Promise P6 hangs on this being called exactly once for every request that was submitted.
+        """
+        del self._exchanges[exchange.request.id]
+        self.counters.open_requests -= 1
+        if not self._exchanges:
+            self._all_ended.set()
+        queue, place = exchange.home.queue, exchange.place
+        exchange.place = Place.NOWHERE
+        decisions: list[Decision] = []
+        if place is Place.SENT:
+            decisions = queue.released(exchange.request.id, record.cost_units)
+        elif place is Place.HELD:
+            decisions = queue.cancelled(exchange.request.id)
+        self.record(record)
+        self._carry_out(exchange.home, decisions)
+
+    def record(self, record: RequestRecord) -> None:
+        """Hand over the record of a request that ended."""
+        try:
+            self._recorder.finished(record)
+        except Exception:
+            log.exception("the record of request %s was lost", record.id)
+
+    # ------------------------------------------------------------------ time
+
+    def sweep(self) -> None:
+        """Once a second or so: end what is overdue, tick queues whose deadline has passed, close idle connections."""
+        now = self.coarse.now = self.clock()
+        for exchange in tuple(self._exchanges.values()):
+            if exchange.heard_at + exchange.silence_limit_seconds < now or exchange.ends_at < now:
+                exchange.overdue(now)
+        for pool in tuple(self._pools.values()):
+            if pool.timer is not None and pool.timer_at <= now:
+                self._tick(pool)
+            for connections in pool.instances.values():
+                connections.sweep(now - UPSTREAM_IDLE_SECONDS)
+
+    async def wait_until_all_ended(self) -> None:
+        await self._all_ended.wait()
+
+    def fail_all(self, problem: Problem, message: str) -> None:
+        """End every request now, with this error where the client can still be told."""
+        for exchange in tuple(self._exchanges.values()):
+            if exchange.request.id in self._exchanges:
+                exchange.fail(problem, message)
+
+    def close(self) -> None:
+        """End everything at once; after it nothing is in flight and every connection to an engine is closing."""
+        self.fail_all(UPSTREAM_BROKE, "The gateway was closed.")
+        for pool in self._pools.values():
+            self._disarm(pool)
+            for connections in pool.instances.values():
+                connections.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _open(self, exchange: Driven) -> None:
+        self._exchanges[exchange.request.id] = exchange
+        self.counters.open_requests += 1
+        self._all_ended.clear()
+
+    def _carry_out(self, pool: DrivenPool, decisions: list[Decision]) -> None:
+        """Do what a queue decided, in order. What follows from doing it is done after it, never inside it."""
+        to_do = self._to_do
+        to_do.extend(decisions)
+        if not self._carrying_out:
+            self._carrying_out = True
+            try:
+                while to_do:
+                    self._do(pool, to_do.popleft())
+            finally:
+                self._carrying_out = False
+        self._arm(pool)
+
+    def _do(self, pool: DrivenPool, decision: Decision) -> None:
+        exchange = self._exchanges.get(decision.request_id)
+        if exchange is None:
+            # It ended between the decision and now; its end was reported when it still looked held.
+            if isinstance(decision, Send):
+                self._carry_out(pool, pool.queue.released(decision.request_id, 0.0))
+            elif isinstance(decision, Recall):
+                self._carry_out(pool, pool.queue.aborted(decision.request_id))
+            return
+        try:
+            match decision:
+                case Send():
+                    exchange.place = Place.SENT
+                    exchange.send(decision)
+                case Recall():
+                    exchange.place = Place.HELD
+                    exchange.recall(decision)
+                case Refused():
+                    exchange.place = Place.NOWHERE
+                    exchange.refuse(decision)
+                case Held():
+                    pass
+        except Exception:
+            log.exception("request %s: could not carry out %s", decision.request_id, type(decision).__name__)
+            if decision.request_id in self._exchanges:
+                exchange.fail(INTERNAL_ERROR, "fairshare failed to serve this request; its log says why.")
+
+    def _arm(self, pool: DrivenPool) -> None:
+        """One timer per queue. A timer that is too early only ticks in vain, so it is never moved later."""
+        deadline = pool.queue.next_deadline()
+        if deadline is not None and (pool.timer is None or deadline < pool.timer_at):
+            if pool.timer is not None:
+                pool.timer.cancel()
+            delay_seconds = max(SHORTEST_TIMER_SECONDS, deadline - self.clock())
+            pool.timer = asyncio.get_running_loop().call_later(delay_seconds, self._tick, pool)
+            pool.timer_at = deadline
+
+    def _tick(self, pool: DrivenPool) -> None:
+        self._disarm(pool)
+        self._carry_out(pool, pool.queue.tick())
+
+    @staticmethod
+    def _disarm(pool: DrivenPool) -> None:
+        if pool.timer is not None:
+            pool.timer.cancel()
+            pool.timer = None
+
+    def _of(self, pool: DrivenPool) -> list[Driven]:
+        return [exchange for exchange in self._exchanges.values() if exchange.home is pool]
+
+    def _index_models(self) -> None:
+        self._by_model = {model: pool for pool in reversed(self._pools.values()) for model in pool.spec.models}

@@ -13,7 +13,7 @@ class Outcome(StrEnum):
     """How a request ended."""
 
     COMPLETED = "completed"
-    """The client got the engine's whole answer, whatever its status."""
+    """The client got the engine's whole answer, and it was no server error (5xx)."""
 
     REFUSED = "refused"
     """fairshare answered itself, before anything was sent to an engine."""
@@ -71,7 +71,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP status that the client was sent; 0: none, it left before."""
     reason: str = ""
     """Why it was refused or failed: the code of the error (the table in `fairshare.wire.problems`), or
-    `client_left`, `upstream_reset`, `engine_error`, `engine_aborted`. Empty: it completed."""
+    `client_left`, `engine_error` (status 5xx, or an error inside its stream), `engine_aborted`. Empty: it completed."""
     finish: str = ""
     """The engine's last finish reason, if it gave one."""
 
@@ -115,3 +115,10 @@ class Counters:
     upstream_connections: int = 0
     """Gauge: connections to engines, in use and idle."""
     upstream_connects_total: int = 0
+
+
+@dataclass(slots=True)
+class CoarseTime:
+    """The pools' clock as the last sweep read it: fit for timeouts of seconds, and free to read for every chunk."""
+
+    now: float

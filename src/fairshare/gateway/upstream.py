@@ -1,0 +1,344 @@
+"""Connections to engines: one keep-alive pool per instance, one request at a time on each connection.
+
+What a connection hears goes to its `Listener` (the exchange) as whole steps: the head and the pieces of the body
+that one read brought, and whether the answer is complete. Nothing here knows about teams, grants or clients.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from fairshare.gateway.options import InstanceSpec
+from fairshare.gateway.ports import CoarseTime, Counters
+
+MAX_HEAD_BYTES = 256 << 10
+"""An engine's response head beyond this is not one."""
+
+MAX_IDLE_CONNECTIONS = 512
+"""Kept per instance; what a burst opened beyond them is closed when it is done."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Loss(StrEnum):
+    """Why an answer will never be complete."""
+
+    UNREACHABLE = "unreachable"
+    """No connection was made: refused, timed out, or the name does not resolve."""
+
+    RESET = "reset"
+    """The connection ended before the answer was complete."""
+
+    GARBAGE = "garbage"
+    """What came is not an HTTP/1.1 answer."""
+
+
+class Listener(Protocol):
+    """Who waits for an answer. Called on the event loop; exactly one `lost`, or one `answer(complete=True)`, is last."""
+
+    def connected(self, connection: "UpstreamConnection") -> None:
+        """A connection asked for with `InstanceConnections.connect` is there: send on it."""
+        ...
+
+    def answer(self, connection: "UpstreamConnection", body: bytes, complete: bool) -> None:
+        """More of the body (maybe none) came; `connection.status` and `.headers` are the answer's head.
+
+        When it is complete the connection already serves others.
+        """
+        ...
+
+    def lost(self, loss: Loss, *, anything_came: bool, reused: bool, detail: str) -> None:
+        """The answer is lost. `anything_came`: bytes of it had come. `reused`: the connection had served before."""
+        ...
+
+    def upload_blocked(self, blocked: bool) -> None:
+        """The engine takes no more of the request body for now, or takes it again."""
+        ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an engine."""
+
+    __slots__ = (
+        "_complete",
+        "_head_bytes",
+        "_head_complete",
+        "_home",
+        "_listener",
+        "_on_closed",
+        "_parser",
+        "_paused",
+        "_pieces",
+        "_reused",
+        "_transport",
+        "headers",
+        "idle_since",
+        "sending",
+        "status",
+    )
+
+    def __init__(self, home: "InstanceConnections") -> None:
+        self._home = home
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._listener: Listener | None = None
+        self._on_closed: Callable[[], None] | None = None
+        self._pieces: list[bytes] = []
+        self._head_bytes = 0
+        self._head_complete = False
+        self._complete = False
+        self._paused = False
+        self._reused = False
+        self.sending = False
+        """The request body is not sent whole yet: the connection cannot be used again."""
+        self.status = 0
+        self.headers: Headers = []
+        self.idle_since = 0.0
+        """When it became idle (coarse time)."""
+
+    # --- what the exchange does
+
+    def begin(self, listener: Listener) -> None:
+        """The next answer belongs to `listener`."""
+        assert self._listener is None
+        self._listener = listener
+        self._head_bytes = 0
+        self._head_complete = False
+        self._complete = False
+        self.status = 0
+        self.headers = []
+
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Back-pressure: the client reads more slowly than the engine writes."""
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def abort(self, on_closed: Callable[[], None] | None = None) -> None:
+        """Close at once, so that the engine stops working for it. `on_closed` is called when it is closed."""
+        self._listener = None
+        if self._transport is None:
+            if on_closed is not None:
+                on_closed()
+            return
+        self._on_closed = on_closed
+        self._transport.abort()
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._home.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._home.closed(self)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            if exc is None and self._head_complete and self._ends_with_connection():
+                listener.answer(self, b"", True)
+            else:
+                listener.lost(
+                    Loss.RESET,
+                    anything_came=self._head_bytes > 0,
+                    reused=self._reused,
+                    detail=str(exc) if exc is not None else "the engine closed the connection",
+                )
+        on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            on_closed()
+
+    def data_received(self, data: bytes) -> None:
+        listener = self._listener
+        if listener is None:
+            # Nothing was asked, so this answers nothing of ours.
+            self.abort()
+            return
+        if not self._head_complete:
+            self._head_bytes += len(data)
+        reusable = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self._complete:
+                self._give_up(listener, f"not an HTTP/1.1 answer: {error}")
+                return
+            # Bytes after the end of the answer: the answer stands, the connection cannot be trusted again.
+            reusable = False
+        pieces = self._pieces
+        if self._complete:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            self._listener = None
+            if reusable and not self.sending and self._parser.should_keep_alive():
+                self.resume_reading()
+                self._reused = True
+                self._home.give_back(self)
+            else:
+                self.abort()
+            listener.answer(self, body, True)
+        elif pieces:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            listener.answer(self, body, False)
+        elif not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
+            self._give_up(listener, f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
+
+    def pause_writing(self) -> None:
+        if self._listener is not None:
+            self._listener.upload_blocked(True)
+
+    def resume_writing(self) -> None:
+        if self._listener is not None:
+            self._listener.upload_blocked(False)
+
+    # --- httptools callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_complete:  # not a trailer
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            raise ValueError("a second answer to one request")
+        self.status = self._parser.get_status_code()
+        if self.status >= 200:
+            self._head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status >= 200:
+            self._complete = True
+        else:
+            self.headers.clear()  # 100 Continue and the like: the answer is still to come
+
+    # --- inside
+
+    def _ends_with_connection(self) -> bool:
+        return not any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    def _give_up(self, listener: Listener, detail: str) -> None:
+        anything_came = self._head_bytes > 0
+        self.abort()
+        listener.lost(Loss.GARBAGE, anything_came=anything_came, reused=self._reused, detail=detail)
+
+
+class InstanceConnections:
+    """The connections to one instance, and the parts of a request's head that are the same for all."""
+
+    def __init__(self, spec: InstanceSpec, *, counters: Counters, coarse: CoarseTime) -> None:
+        url = urlsplit(spec.url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"instance must be http://host:port, got {spec.url!r}")
+        self.spec = spec
+        self.path_prefix = url.path.rstrip("/").encode("ascii")
+        self.fixed_headers = b"host: " + url.netloc.rpartition("@")[2].encode("ascii") + b"\r\n"
+        if spec.api_key is not None:
+            self.fixed_headers += b"authorization: Bearer " + spec.api_key.encode("ascii") + b"\r\n"
+        self._host = url.hostname
+        self._tls = url.scheme == "https"
+        self._port = url.port or (443 if self._tls else 80)
+        self._counters = counters
+        self._coarse = coarse
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._connects: set[asyncio.Task[None]] = set()
+        self._retired = False
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    def take(self) -> UpstreamConnection | None:
+        """An idle connection, the one used last; None: there is none, `connect`."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    def connect(self, listener: Listener, timeout_seconds: float) -> asyncio.Task[None]:
+        """A new connection for `listener`, reported by `connected` or `lost`; cancel the task to give up."""
+        task = asyncio.get_running_loop().create_task(self._connect(listener, timeout_seconds))
+        self._connects.add(task)
+        task.add_done_callback(self._connects.discard)
+        return task
+
+    async def _connect(self, listener: Listener, timeout_seconds: float) -> None:
+        connection = UpstreamConnection(self)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, self._host, self._port, ssl=True if self._tls else None
+                )
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        except (OSError, TimeoutError) as error:
+            connection.abort()
+            detail = str(error) or f"no connection within {timeout_seconds:g} s"
+            listener.lost(Loss.UNREACHABLE, anything_came=False, reused=False, detail=detail)
+        else:
+            listener.connected(connection)
+
+    def retire(self) -> None:
+        """The instance is gone: idle connections are closed, the others when their answer is complete."""
+        self._retired = True
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def close(self) -> None:
+        """Close every connection at once."""
+        self.retire()
+        for task in tuple(self._connects):
+            task.cancel()
+        for connection in tuple(self._open):
+            connection.abort()
+
+    def sweep(self, idle_since_before: float) -> None:
+        """Close what has been idle since before then, and forget what the engine closed."""
+        kept: list[UpstreamConnection] = []
+        for connection in self._idle:
+            if connection.idle_since < idle_since_before:
+                connection.abort()
+            elif connection.usable:
+                kept.append(connection)
+        self._idle = kept
+
+    # --- called by its connections
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        self._open.add(connection)
+        self._counters.upstream_connections += 1
+        self._counters.upstream_connects_total += 1
+
+    def closed(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        self._counters.upstream_connections -= 1
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        if self._retired or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+            connection.abort()
+        else:
+            connection.idle_since = self._coarse.now
+            self._idle.append(connection)
