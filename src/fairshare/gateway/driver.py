@@ -333,6 +333,8 @@ class PoolDriver:
             decisions = queue.released(exchange.request.id, record.cost_units)
         elif place is Place.HELD:
             decisions = queue.cancelled(exchange.request.id)
+        if self._to_do:
+            decisions += self._undo(exchange, record)
         self.record(record)
         self._carry_out(exchange.home, decisions)
 
@@ -389,20 +391,28 @@ class PoolDriver:
             self._carrying_out = True
             try:
                 while to_do:
-                    self._do(pool, to_do.popleft())
+                    self._do(to_do.popleft())
             finally:
                 self._carrying_out = False
         self._arm(pool)
 
-    def _do(self, pool: DrivenPool, decision: Decision) -> None:
+    def _undo(self, exchange: Driven, record: RequestRecord) -> list[Decision]:
+        """It ended while decisions about it waited to be carried out: its queue has it in another place than we."""
+        queue, request_id = exchange.home.queue, exchange.request.id
+        decisions: list[Decision] = []
+        for decision in tuple(self._to_do):
+            if decision.request_id == request_id:
+                if isinstance(decision, Send):
+                    decisions += queue.released(request_id, record.cost_units)
+                elif isinstance(decision, Recall):
+                    decisions += queue.cancelled(request_id)
+                    decisions += queue.aborted(request_id)
+        return decisions
+
+    def _do(self, decision: Decision) -> None:
         exchange = self._exchanges.get(decision.request_id)
         if exchange is None:
-            # It ended between the decision and now; its end was reported when it still looked held.
-            if isinstance(decision, Send):
-                self._carry_out(pool, pool.queue.released(decision.request_id, 0.0))
-            elif isinstance(decision, Recall):
-                self._carry_out(pool, pool.queue.aborted(decision.request_id))
-            return
+            return  # it ended since; `_undo` saw to it
         try:
             match decision:
                 case Send():

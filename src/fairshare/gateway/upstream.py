@@ -38,7 +38,7 @@ class Loss(StrEnum):
 
 
 class Listener(Protocol):
-    """Who waits for an answer. Called on the event loop; exactly one `lost`, or one `answer(complete=True)`, is last."""
+    """Who waits for an answer. On the event loop; exactly one `lost`, or one `answer(complete=True)`, is last."""
 
     def connected(self, connection: "UpstreamConnection") -> None:
         """A connection asked for with `InstanceConnections.connect` is there: send on it."""
