@@ -1,0 +1,213 @@
+"""The admin port: health, readiness, metrics, the state of the pools as JSON, and the status page.
+
+Nothing here is hot and nothing here changes anything: every route is a GET.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fairshare.errors import OperatorError
+from fairshare.gateway.metrics import CONTENT_TYPE, Metrics
+from fairshare.gateway.options import Address
+from fairshare.gateway.status import PoolStatus
+from fairshare.wire.problems import INVALID_API_KEY, METHOD_NOT_ALLOWED, NOT_FOUND, openai_error
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""What an orchestrator asks without a key."""
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A document that a browser gets, and what it may do there."""
+
+    html: bytes
+    content_security_policy: str
+
+
+def admin_app(
+    *,
+    pools: Callable[[], Sequence[PoolStatus]],
+    metrics: Metrics,
+    not_ready: Callable[[], str | None],
+    page: Page,
+    key: str | None,
+) -> ASGIApp:
+    """The admin application. `not_ready` says why the gateway should get no traffic now; None: it should."""
+    encoder = msgspec.json.Encoder()
+
+    async def healthz(_: Request) -> Response:
+        return _json(b'{"status":"ok"}')
+
+    async def readyz(_: Request) -> Response:
+        reason = not_ready()
+        if reason is None:
+            return _json(b'{"status":"ready"}')
+        return _json(encoder.encode({"status": "not ready", "reason": reason}), status=503)
+
+    async def scrape(_: Request) -> Response:
+        return Response(metrics.exposition(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
+
+    async def pool_states(_: Request) -> Response:
+        return _json(encoder.encode(pools()))
+
+    async def status_page(_: Request) -> Response:
+        return Response(
+            page.html,
+            media_type="text/html",
+            headers=_HEADERS
+            | {"Content-Security-Policy": page.content_security_policy, "Referrer-Policy": "no-referrer"},
+        )
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            problem, message = METHOD_NOT_ALLOWED, f"{request.method} is not possible here; use GET."
+        else:
+            problem = NOT_FOUND
+            message = "There is nothing here; see /, /api/v1/pools, /metrics, /healthz and /readyz."
+        return _json(openai_error(problem, message), status=error.status_code, headers=error.headers)
+
+    # Handlers are coroutines, so that Starlette runs them on the loop's thread, where the pools' queues live.
+    app = Starlette(
+        routes=[
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", scrape),
+            Route("/api/v1/pools", pool_states),
+            Route("/", status_page),
+        ],
+        exception_handlers={404: answer_error, 405: answer_error},
+    )
+    return _Guard(app, key)
+
+
+def _json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, media_type="application/json", headers=_HEADERS | dict(headers or {}))
+
+
+class _Guard:
+    """Lets in who may see: with a configured key, whoever shows it; without one, this machine only."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app = app
+        self._key_hash = None if key is None else hashlib.sha256(key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(reversed(scope["headers"]))
+        refusal = self._refusal(headers)
+        await (self._app if refusal is None else refusal)(scope, receive, send)
+
+    def _refusal(self, headers: Mapping[bytes, bytes]) -> Response | None:
+        if self._key_hash is None:
+            # Without a key the port listens on loopback only. A web page that has its own name resolve to 127.0.0.1
+            # could still read it through a browser on this machine: such a request carries that name.
+            if _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
+                return None
+            message = "Without an admin key, this port answers to localhost and to IP addresses only."
+            return _json(openai_error(INVALID_API_KEY, message), status=INVALID_API_KEY.status)
+        given = _presented_key(headers.get(b"authorization", b""))
+        # Hashes, so that neither the length nor a prefix of the key shows in the time.
+        if given is not None and hmac.compare_digest(hashlib.sha256(given).digest(), self._key_hash):
+            return None
+        return _json(
+            openai_error(
+                INVALID_API_KEY,
+                "The admin port needs its key: as a bearer token, or as the password in a browser (any user name).",
+            ),
+            status=INVALID_API_KEY.status,
+            headers={"WWW-Authenticate": 'Basic realm="fairshare admin", charset="UTF-8"'},
+        )
+
+
+def _presented_key(authorization: bytes) -> bytes | None:
+    """The key of a bearer token, or the password of basic authentication, which is what browsers ask people for."""
+    scheme, _, credentials = authorization.partition(b" ")
+    match scheme.lower():
+        case b"bearer":
+            return credentials.strip()
+        case b"basic":
+            try:
+                decoded = base64.b64decode(credentials.strip(), validate=True)
+            except binascii.Error:
+                return None
+            return decoded.partition(b":")[2]
+        case _:
+            return None
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether a Host header holds `localhost` or an IP address, with or without a port."""
+    name = host[: host.rfind("]") + 1].strip("[]") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class AdminServer(uvicorn.Server):
+    """Serves the admin application on a socket of ours, and leaves the process's signals alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=65,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def run_on(self, listening: socket.socket) -> None:
+        """Serve until `stop`. Closes the socket."""
+        try:
+            await self.serve(sockets=[listening])
+        finally:
+            listening.close()
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def listening_socket(address: Address, *, purpose: str) -> socket.socket:
+    """A bound socket that listens. Raises `OperatorError` if the address cannot be used."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(place[:2], family=family, backlog=1024)  # pyright: ignore[reportArgumentType]
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OperatorError(
+            f"{purpose} cannot listen on {address} ({reason}); stop what uses it or configure another address"
+        ) from None

@@ -1,0 +1,287 @@
+"""Prometheus metrics. Counting a finished request is a few dictionary updates; text is made on a scrape only.
+
+Labels are bounded: pools and teams that are configured, our own codes and reasons, and HTTP statuses. Whatever else
+turns up counts under an empty label, so that made-up names can never grow a series.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from fairshare.gateway.options import GatewaySpec
+from fairshare.gateway.ports import Counters, Outcome, RequestRecord
+from fairshare.gateway.status import PoolStatus
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+HELD_BUCKETS_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+ADDED_BUCKETS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One row of the table of metrics."""
+
+    name: str
+    """As a scrape shows it, `_total` included."""
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+REQUESTS = MetricSpec(
+    "fairshare_requests_total",
+    "counter",
+    ("pool", "team", "class", "standing", "code"),
+    "Finished requests. code: the HTTP status that the client got, 0 if it left before.",
+)
+FAILED = MetricSpec(
+    "fairshare_requests_failed_total",
+    "counter",
+    ("pool", "reason"),
+    "Requests that were refused or broke, streams that broke or carried the engine's error among them.",
+)
+TOKENS = MetricSpec(
+    "fairshare_tokens_total",
+    "counter",
+    ("pool", "team", "kind"),
+    "Tokens of finished requests. kind: prompt (cached ones among them), cached, completion.",
+)
+COST_UNITS = MetricSpec(
+    "fairshare_cost_units_total", "counter", ("pool", "team"), "What teams were charged, without decay."
+)
+HELD_SECONDS = MetricSpec(
+    "fairshare_held_seconds",
+    "histogram",
+    ("pool",),
+    "How long requests that went to an engine waited in the dispatch queue.",
+)
+ADDED_SECONDS = MetricSpec(
+    "fairshare_added_seconds",
+    "histogram",
+    ("pool",),
+    "What fairshare itself added before a request went to an engine, without waiting in the queue.",
+)
+CAPACITY = MetricSpec("fairshare_capacity", "gauge", ("pool",), "C now: the slots that the healthy engines sustain.")
+RESERVED = MetricSpec("fairshare_reserved", "gauge", ("pool", "team"), "Within-share slots of a team.")
+IN_FLIGHT = MetricSpec(
+    "fairshare_in_flight", "gauge", ("pool", "team"), "Slots in flight at engines, without phantoms."
+)
+BORROWING = MetricSpec("fairshare_borrowing", "gauge", ("pool", "team"), "Slots in flight that borrow.")
+PHANTOMS = MetricSpec("fairshare_phantoms", "gauge", ("pool", "team"), "Slots counted in flight without a grant.")
+HELD = MetricSpec("fairshare_held", "gauge", ("pool", "team"), "Requests waiting in the dispatch queue.")
+USAGE = MetricSpec("fairshare_usage", "gauge", ("pool", "team"), "Decayed usage, cost units.")
+RECALLS = MetricSpec("fairshare_recalls_total", "counter", ("pool",), "Requests taken back from an engine.")
+RECALLED = MetricSpec(
+    "fairshare_recalled_slot_seconds_total",
+    "counter",
+    ("pool",),
+    "Engine time that recalls threw away; charged to nobody.",
+)
+INSTANCE_UP = MetricSpec("fairshare_instance_up", "gauge", ("pool", "instance"), "1: the engine is healthy.")
+CONNECTIONS = MetricSpec("fairshare_connections", "gauge", (), "Clients connected to the data port.")
+CONNECTIONS_REFUSED = MetricSpec(
+    "fairshare_connections_refused_total",
+    "counter",
+    (),
+    "Connections that got a 503 because max_connections were open.",
+)
+BAD_REQUESTS = MetricSpec(
+    "fairshare_bad_requests_total",
+    "counter",
+    (),
+    "Connections closed because what came was not HTTP/1.1, or its head was too long or too slow.",
+)
+UPSTREAM_CONNECTIONS = MetricSpec(
+    "fairshare_upstream_connections", "gauge", (), "Connections to engines, in use and idle."
+)
+
+METRICS: tuple[MetricSpec, ...] = (
+    REQUESTS,
+    FAILED,
+    TOKENS,
+    COST_UNITS,
+    HELD_SECONDS,
+    ADDED_SECONDS,
+    CAPACITY,
+    RESERVED,
+    IN_FLIGHT,
+    BORROWING,
+    PHANTOMS,
+    HELD,
+    USAGE,
+    RECALLS,
+    RECALLED,
+    INSTANCE_UP,
+    CONNECTIONS,
+    CONNECTIONS_REFUSED,
+    BAD_REQUESTS,
+    UPSTREAM_CONNECTIONS,
+)
+"""Every metric, for the scrape, the reference page and its test."""
+
+_CODES = {status: str(status) for status in (0, *range(100, 600))}
+
+
+class _Histogram:
+    """Counts of values by bucket, cumulative only when it is shown."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        shown: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            shown.append((bound, total))
+        return shown
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+
+class Metrics:
+    """Counts finished requests (a `Recorder`) and shows them, with the state of the pools, to Prometheus.
+
+    Lives on the event loop's thread.
+    """
+
+    def __init__(self, pools: Callable[[], Iterable[PoolStatus]], counters: Counters) -> None:
+        self._read_pools = pools
+        self._counters = counters
+        self._pools: frozenset[str] = frozenset()
+        self._teams: frozenset[str] = frozenset()
+        self._requests: dict[tuple[str, str, str, str, str], int] = {}
+        self._failed: dict[tuple[str, str], int] = {}
+        self._tokens: dict[tuple[str, str, str], int] = {}
+        self._cost_units: dict[tuple[str, str], float] = {}
+        self._held: dict[str, _Histogram] = {}
+        self._added: dict[str, _Histogram] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Scrape(self))
+
+    def configure(self, spec: GatewaySpec) -> None:
+        """The names that may be labels from now on. What was counted under other names stays until the restart."""
+        self._pools = frozenset(pool.name for pool in spec.pools)
+        self._teams = frozenset(team.name for team in spec.teams).union(*(pool.shares for pool in spec.pools))
+
+    def finished(self, record: RequestRecord) -> None:
+        pool = record.pool if record.pool in self._pools else ""
+        team = record.team if record.team in self._teams else ""
+        standing = "" if record.standing is None else record.standing.value
+        request = (pool, team, record.service_class.name.lower(), standing, _CODES.get(record.status, ""))
+        self._requests[request] = self._requests.get(request, 0) + 1
+        reason = _failure(record)
+        if reason:
+            failure = (pool, reason)
+            self._failed[failure] = self._failed.get(failure, 0) + 1
+        if record.sent_seconds is not None:
+            held = self._held.get(pool)
+            if held is None:
+                held = self._held[pool] = _Histogram(HELD_BUCKETS_SECONDS)
+                self._added[pool] = _Histogram(ADDED_BUCKETS_SECONDS)
+            held.observe(record.held_seconds)
+            self._added[pool].observe(record.added_seconds)
+            self._count_tokens(pool, team, "prompt", record.prompt_tokens)
+            self._count_tokens(pool, team, "cached", record.cached_tokens)
+            self._count_tokens(pool, team, "completion", record.completion_tokens)
+            charged = (pool, team)
+            self._cost_units[charged] = self._cost_units.get(charged, 0.0) + record.cost_units
+
+    def _count_tokens(self, pool: str, team: str, kind: str, tokens: int) -> None:
+        if tokens:
+            key = (pool, team, kind)
+            self._tokens[key] = self._tokens.get(key, 0) + tokens
+
+    def exposition(self) -> bytes:
+        """What a scrape answers, in `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield _counter(REQUESTS, self._requests.items())
+        yield _counter(FAILED, self._failed.items())
+        yield _counter(TOKENS, self._tokens.items())
+        yield _counter(COST_UNITS, self._cost_units.items())
+        yield _histogram(HELD_SECONDS, self._held)
+        yield _histogram(ADDED_SECONDS, self._added)
+        yield from _pool_metrics(list(self._read_pools()), self._teams)
+        counters = self._counters
+        yield _gauge(CONNECTIONS, [((), counters.open_connections)])
+        yield _counter(CONNECTIONS_REFUSED, [((), counters.connections_refused_total)])
+        yield _counter(BAD_REQUESTS, [((), counters.bad_requests_total)])
+        yield _gauge(UPSTREAM_CONNECTIONS, [((), counters.upstream_connections)])
+
+
+class _Scrape(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.collect()
+
+
+def _failure(record: RequestRecord) -> str:
+    """Why a request counts as failed; empty: it does not."""
+    match record.outcome:
+        case Outcome.REFUSED | Outcome.FAILED:
+            return record.reason
+        case Outcome.COMPLETED:
+            # The engine's own failure, passed on as it came.
+            return "engine_error" if record.status >= 500 else ""
+        case Outcome.CANCELLED:
+            return ""
+
+
+def _pool_metrics(pools: Sequence[PoolStatus], teams: frozenset[str]) -> Iterator[Metric]:
+    by_team = [(pool.name, status) for pool in pools for status in pool.teams if status.team in teams]
+    yield _gauge(CAPACITY, [((pool.name,), pool.capacity) for pool in pools])
+    yield _gauge(RESERVED, [((pool, team.team), team.reserved) for pool, team in by_team])
+    yield _gauge(IN_FLIGHT, [((pool, team.team), team.in_flight) for pool, team in by_team])
+    yield _gauge(BORROWING, [((pool, team.team), team.borrowing) for pool, team in by_team])
+    yield _gauge(PHANTOMS, [((pool, team.team), team.phantoms) for pool, team in by_team])
+    yield _gauge(HELD, [((pool, team.team), team.held) for pool, team in by_team])
+    yield _gauge(USAGE, [((pool, team.team), team.usage) for pool, team in by_team])
+    yield _counter(RECALLS, [((pool.name,), pool.recalls) for pool in pools])
+    yield _counter(RECALLED, [((pool.name,), pool.recalled_slot_seconds) for pool in pools])
+    yield _gauge(
+        INSTANCE_UP,
+        [((pool.name, instance.id), int(instance.healthy)) for pool in pools for instance in pool.instances],
+    )
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _counter(spec: MetricSpec, samples: Samples) -> Metric:
+    family = CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _gauge(spec: MetricSpec, samples: Samples) -> Metric:
+    family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(spec: MetricSpec, by_pool: dict[str, _Histogram]) -> Metric:
+    family = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for pool, histogram in by_pool.items():
+        family.add_metric((pool,), histogram.buckets(), histogram.sum)
+    return family

@@ -1,0 +1,206 @@
+"""What a gateway shows of itself: one snapshot of each pool, for the API, the status page and the metrics.
+
+Field names of the JSON are a contract: add to them, do not rename.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from fairshare.core.decisions import DispatchQueue, InstanceStat
+from fairshare.core.pool import Pool, TeamStat
+from fairshare.core.priority import MAX_RANK
+from fairshare.gateway.options import PoolSpec
+
+
+class TeamStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One team in one pool. Slots unless it says otherwise."""
+
+    team: str
+    share: float
+    reserved: int
+    in_flight: int
+    borrowing: int
+    in_flight_tokens: int
+    usage: float
+    """Decayed consumption, cost units."""
+    level_fairshare: float | None
+    """None: infinite, the team has used nothing."""
+    rank: int
+    phantoms: int
+    held: int
+    """Requests waiting in the gateway."""
+    oldest_held_seconds: float
+
+
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of one pool."""
+
+    id: str
+    healthy: bool
+    part: int
+    """Its part of the pool's capacity now, slots."""
+    seats: int | None
+    """What it runs at most, as far as known; None: unknown."""
+    in_flight: int
+    """Slots that this gateway has there."""
+    running: int | None
+    """What the engine itself reports to run; None: it has not been asked, or did not say."""
+    waiting: int | None
+    kv_usage: float | None
+    """0 to 1."""
+    version: str | None
+
+
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool."""
+
+    name: str
+    capacity: int
+    """C now; follows the healthy instances."""
+    dispatch: str
+    in_flight: int
+    """Slots, phantoms not among them."""
+    held: int
+    """Requests waiting in the gateway. In `observe`: that `hold` would have let wait."""
+    saturated: bool
+    """C or more slots are taken, phantoms among them."""
+    teams: list[TeamStatus]
+    configured_capacity: int
+    """C when every configured instance is healthy."""
+    half_life_seconds: float
+    """0: usage never decays."""
+    fallback: str | None
+    models: list[str]
+    cost_unit: str
+    calibrated: bool
+    turn_slots: int
+    turns_taken: int
+    recalls: int
+    """Since start."""
+    recalled_slot_seconds: float
+    """Engine time that recalls threw away since start; charged to nobody."""
+    instances: list[InstanceStatus]
+    findings: list[str]
+    """What an operator should know, one plain sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """What health checks and scrapes know of one instance."""
+
+    id: str
+    healthy: bool
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    version: str | None = None
+
+
+class Supervision(Protocol):
+    """Watches the instances of one pool."""
+
+    def reports(self) -> Sequence[InstanceReport]: ...
+
+    def findings(self) -> Sequence[str]: ...
+
+
+def pool_status(spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: Supervision) -> PoolStatus:
+    """The state of one pool, now."""
+    queued = queue.snapshot()
+    held = {stat.team: stat for stat in queued.teams}
+    stats = list(pool.snapshot())
+    # A team without a share shows in the pool only while something of it is in flight; what it has held shows too.
+    stats += [_nobody(team) for team in sorted(held.keys() - {stat.team for stat in stats})]
+    teams = [
+        TeamStatus(
+            team=stat.team,
+            share=stat.share,
+            reserved=stat.reserved,
+            in_flight=stat.in_flight,
+            borrowing=stat.borrowing,
+            in_flight_tokens=stat.in_flight_tokens,
+            usage=stat.usage,
+            level_fairshare=stat.level_fairshare if math.isfinite(stat.level_fairshare) else None,
+            rank=stat.rank,
+            phantoms=stat.phantoms,
+            held=held[stat.team].held if stat.team in held else 0,
+            oldest_held_seconds=held[stat.team].oldest_held_seconds if stat.team in held else 0.0,
+        )
+        for stat in stats
+    ]
+    return PoolStatus(
+        name=pool.name,
+        capacity=pool.capacity,
+        dispatch=str(queue.mode),
+        in_flight=pool.live_slots,
+        held=queued.held,
+        saturated=pool.live_slots + pool.phantom_slots >= pool.capacity,
+        teams=teams,
+        configured_capacity=spec.capacity,
+        half_life_seconds=spec.half_life_seconds,
+        fallback=spec.fallback,
+        models=sorted(spec.models),
+        cost_unit=spec.cost.unit,
+        calibrated=spec.calibrated,
+        turn_slots=queued.turn_slots,
+        turns_taken=queued.turns_taken,
+        recalls=queued.recalls_total,
+        recalled_slot_seconds=queued.recalled_slot_seconds_total,
+        instances=_instances(supervision.reports(), queued.instances),
+        findings=[*supervision.findings(), *_findings(spec, pool)],
+    )
+
+
+def _instances(reports: Iterable[InstanceReport], stats: Iterable[InstanceStat]) -> list[InstanceStatus]:
+    dispatched = {stat.id: stat for stat in stats}
+    instances: list[InstanceStatus] = []
+    for report in reports:
+        stat = dispatched.get(report.id)
+        instances.append(
+            InstanceStatus(
+                id=report.id,
+                healthy=report.healthy,
+                part=stat.part_slots if stat is not None else 0,
+                seats=stat.seats if stat is not None else None,
+                in_flight=stat.in_flight_slots if stat is not None else 0,
+                running=report.running,
+                waiting=report.waiting,
+                kv_usage=report.kv_usage,
+                version=report.version,
+            )
+        )
+    return instances
+
+
+def _findings(spec: PoolSpec, pool: Pool) -> list[str]:
+    findings: list[str] = []
+    if pool.capacity < spec.capacity:
+        findings.append(
+            f"The capacity is {pool.capacity} of the {spec.capacity} configured slots, because not every engine is "
+            "healthy; reservations are smaller until the engines are back."
+        )
+    if not spec.calibrated:
+        findings.append(
+            "Costs are not calibrated: usage counts tokens (prompt 1, cached 0.1, completion 2), not GPU time. "
+            "Write `cost` for this pool to change that."
+        )
+    return findings
+
+
+def _nobody(team: str) -> TeamStat:
+    return TeamStat(
+        team=team,
+        share=0.0,
+        reserved=0,
+        in_flight=0,
+        borrowing=0,
+        in_flight_tokens=0,
+        usage=0.0,
+        level_fairshare=0.0,
+        rank=MAX_RANK,
+        phantoms=0,
+    )

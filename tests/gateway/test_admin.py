@@ -1,0 +1,190 @@
+"""The admin port: what it answers, and to whom."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from fairshare.errors import OperatorError
+from fairshare.gateway.admin import AdminServer, Page, admin_app, listening_socket
+from fairshare.gateway.metrics import Metrics
+from fairshare.gateway.options import Address
+from fairshare.gateway.ports import Counters
+from fairshare.gateway.status import PoolStatus
+from gateway.statuses import instance_status, pool_status_of, team_status
+
+PAGE = Page(html=b"<!doctype html><title>status</title>", content_security_policy="default-src 'none'")
+KEY = "an-admin-key"
+
+
+def get(
+    path: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    key: str | None = None,
+    pools: Sequence[PoolStatus] = (),
+    not_ready: str | None = None,
+    method: str = "GET",
+    host: str = "127.0.0.1:8081",
+) -> httpx.Response:
+    app = admin_app(
+        pools=lambda: pools,
+        metrics=Metrics(lambda: pools, Counters()),
+        not_ready=lambda: not_ready,
+        page=PAGE,
+        key=key,
+    )
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(ask())
+
+
+def test_a_running_gateway_is_healthy_and_is_ready_when_it_can_serve() -> None:
+    assert get("/healthz").json() == {"status": "ok"}
+    assert get("/readyz").json() == {"status": "ready"}
+    answer = get("/readyz", not_ready="no engine is healthy")
+    assert (answer.status_code, answer.json()) == (503, {"status": "not ready", "reason": "no engine is healthy"})
+    assert get("/healthz", not_ready="no engine is healthy").status_code == 200
+
+
+def test_pools_have_exactly_the_shape_that_outside_tools_rely_on() -> None:
+    pool = pool_status_of(
+        "chat",
+        in_flight=3,
+        held=2,
+        saturated=True,
+        teams=[team_status("search", in_flight=3, borrowing=1, usage=12.5, level_fairshare=0.75, rank=1, held=2)],
+        instances=[instance_status("http://127.0.0.1:9001")],
+        findings=["One thing."],
+    )
+    (shown,) = get("/api/v1/pools", pools=[pool]).json()
+    contract: dict[str, Any] = {
+        "name": "chat",
+        "capacity": 16,
+        "dispatch": "hold",
+        "in_flight": 3,
+        "held": 2,
+        "saturated": True,
+    }
+    assert {name: shown[name] for name in contract} == contract
+    assert shown["teams"] == [
+        {
+            "team": "search",
+            "share": 0.5,
+            "reserved": 8,
+            "in_flight": 3,
+            "borrowing": 1,
+            "in_flight_tokens": 0,
+            "usage": 12.5,
+            "level_fairshare": 0.75,
+            "rank": 1,
+            "phantoms": 0,
+            "held": 2,
+            "oldest_held_seconds": 0.0,
+        }
+    ]
+    assert shown["instances"][0]["id"] == "http://127.0.0.1:9001"
+    assert shown["findings"] == ["One thing."]
+
+
+def test_an_infinite_level_fairshare_is_null() -> None:
+    body = get("/api/v1/pools", pools=[pool_status_of("chat", teams=[team_status("search")])]).text
+    assert json.loads(body)[0]["teams"][0]["level_fairshare"] is None
+    assert '"level_fairshare":null' in body
+
+
+def test_metrics_are_in_the_format_of_prometheus() -> None:
+    answer = get("/metrics", pools=[pool_status_of("chat")])
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert 'fairshare_capacity{pool="chat"} 16.0' in answer.text
+
+
+def test_the_status_page_may_load_nothing_from_elsewhere() -> None:
+    answer = get("/")
+    assert answer.content == PAGE.html
+    assert answer.headers["content-security-policy"] == PAGE.content_security_policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_what_is_not_there_and_what_is_not_possible_say_so_in_openai_shape() -> None:
+    missing = get("/nowhere")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    refused = get("/api/v1/pools", method="POST")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "GET" in refused.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/pools", "/nowhere"])
+def test_with_an_admin_key_nothing_but_health_answers_without_it(path: str) -> None:
+    basic = base64.b64encode(f"anyone:{KEY}".encode()).decode()
+    wrong = base64.b64encode(b"anyone:wrong").decode()
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": KEY},
+        {"Authorization": f"Basic {wrong}"},
+        {"Authorization": "Basic ???"},
+    ):
+        answer = get(path, key=KEY, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+        assert KEY not in answer.text
+    expected = 404 if path == "/nowhere" else 200
+    assert get(path, key=KEY, headers={"Authorization": f"Bearer {KEY}"}).status_code == expected
+    assert get(path, key=KEY, headers={"Authorization": f"Basic {basic}"}).status_code == expected
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health_needs_no_key_and_no_name(path: str) -> None:
+    assert get(path, key=KEY, host="gateway.example").status_code == 200
+    assert get(path, host="gateway.example").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8081", "127.0.0.1:8081", "[::1]:8081", "10.0.0.1"])
+def test_without_a_key_localhost_and_addresses_are_answered(host: str) -> None:
+    assert get("/api/v1/pools", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["attacker.example", "attacker.example:8081", "localhost.attacker.example", ""])
+def test_without_a_key_a_web_page_that_resolves_its_own_name_to_loopback_reads_nothing(host: str) -> None:
+    assert get("/api/v1/pools", headers={"Host": host}).status_code == 401
+
+
+def test_an_address_in_use_is_a_plain_sentence() -> None:
+    with listening_socket(Address("127.0.0.1", 0), purpose="the admin port") as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OperatorError, match=f"the admin port cannot listen on 127.0.0.1:{port} \\(address already"):
+            listening_socket(Address("127.0.0.1", port), purpose="the admin port")
+
+
+def test_a_name_that_does_not_resolve_is_a_plain_sentence() -> None:
+    with pytest.raises(OperatorError, match="the admin port cannot listen on no such host:1"):
+        listening_socket(Address("no such host", 1), purpose="the admin port")
+
+
+def test_the_server_answers_on_its_socket_and_ends_when_told() -> None:
+    app = admin_app(
+        pools=lambda: (), metrics=Metrics(lambda: (), Counters()), not_ready=lambda: None, page=PAGE, key=None
+    )
+
+    async def run() -> int:
+        listening = listening_socket(Address("127.0.0.1", 0), purpose="the admin port")
+        port = listening.getsockname()[1]
+        server = AdminServer(app)
+        serving = asyncio.create_task(server.run_on(listening))
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"http://127.0.0.1:{port}/healthz")
+        server.stop()
+        await serving
+        assert listening.fileno() == -1
+        return answer.status_code
+
+    assert asyncio.run(run()) == 200
