@@ -1,0 +1,225 @@
+"""Streams of server-sent events on their way from an engine to a client.
+
+Bytes are relayed as they come. An event is looked into only if it carries one of a few marks (`"usage"`, `"error"`,
+`"abort"`, `[DONE]`); in JSON an unescaped quote begins or ends a string, so text that speaks of usage carries no mark,
+and if it does, parsing decides. One kind of event can be taken out: the usage event that the client did not ask for.
+"""
+
+import re
+
+from msgspec import Raw
+
+from fairshare.wire.usage import AnswerFields, Usage, answer_fields, reported_failure, reported_usage
+
+MAX_EVENT_BYTES = 262_144
+"""A longer event is relayed without a look into it, so that an upstream that never ends one costs no memory."""
+
+_ORDINARY_ENDS = (
+    b'"finish_reason":null}]}\n\n',
+    b'"finish_reason":null,"token_ids":null}]}\n\n',
+    b'"finish_reason":null,"stop_reason":null}]}\n\n',
+)
+"""How the event of one generated piece ends (vLLM chat, with token ids, completions). Such an event has a choice, so it
+is not the usage event; it is not finished, so not aborted; and errors have no choices."""
+
+_MARK = re.compile(rb'"(?:usage|error|abort|message_stop)"')
+
+_EOL = rb"(?:\r\n|\n|\r(?!\n))"
+_EVENT_END = re.compile(_EOL + _EOL)
+_LINE_END = re.compile(_EOL)
+
+_SAMPLED_EVENTS = 8
+"""Events in which a text is looked for, to learn how many bytes of an event are not text."""
+
+_TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text", "thinking", "partial_json")
+
+_LAST_TYPES = frozenset({"message_stop", "response.completed", "response.failed", "response.incomplete"})
+
+
+class StreamTail:
+    """Watches one stream go by. `feed` each piece of the body, relay what it returns, and `finish` at the end.
+
+    Relayed bytes do not depend on how the stream is split into pieces. In the common case (whole events without a
+    mark) the very object that came in is returned. Without `strip_usage` what is returned is always what came in;
+    with it, an event that is not complete is held until it is (at most `MAX_EVENT_BYTES`).
+    """
+
+    __slots__ = (
+        "_drop_line_feed",
+        "_envelope_bytes",
+        "_event_bytes",
+        "_fast",
+        "_overlong",
+        "_partial",
+        "_strip_usage",
+        "_unsampled",
+        "ended",
+        "events",
+        "failure",
+        "usage",
+    )
+
+    def __init__(self, *, strip_usage: bool) -> None:
+        """`strip_usage`: the client did not ask for the usage event, so it is taken out."""
+        self._strip_usage = strip_usage
+        self._partial = b""
+        """The event that is not complete yet (after `_overlong`: only its last bytes)."""
+        self._overlong = False
+        self._drop_line_feed = False
+        """A stripped event ended in a lone CR so far; if an LF comes next, it belongs to it."""
+        self._fast = False
+        """At the beginning of an event, with nothing kept and the envelope known."""
+        self._unsampled = _SAMPLED_EVENTS
+        self._envelope_bytes = 0
+        self._event_bytes = 0
+        self.events = 0
+        """Events that carried a piece of the answer."""
+        self.usage: Usage | None = None
+        """What the engine reported so far; None: nothing yet."""
+        self.failure: str | None = None
+        """The engine's error inside the stream, or its abort; None: neither."""
+        self.ended = False
+        """The stream's own last event was seen (`[DONE]`, `message_stop`, `response.completed` ...)."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of generated text that went by, about: all bytes less what surrounds the text of a typical event."""
+        return max(0, self._event_bytes - self.events * self._envelope_bytes)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What to relay of the next piece of the stream, now. Empty: nothing yet."""
+        if self._fast:
+            # One line, so one event: its first line feed is the one before the last byte.
+            if chunk.endswith(_ORDINARY_ENDS) and chunk.find(b"\n") == len(chunk) - 2:
+                self.events += 1
+                self._event_bytes += len(chunk)
+                return chunk
+            if chunk.endswith((b"\n\n", b"\r\n\r\n")) and _MARK.search(chunk) is None:
+                self.events += chunk.count(b"data:")
+                self._event_bytes += len(chunk)
+                return chunk
+        relayed = self._feed_events(chunk)
+        self._fast = not self._partial and not self._drop_line_feed and not self._overlong and not self._unsampled
+        return relayed if self._strip_usage else chunk
+
+    def finish(self) -> bytes:
+        """The upstream's body has ended (or was cut): what is left to relay. `usage` and `failure` are final."""
+        rest, self._partial = self._partial, b""
+        if not rest or self._overlong:
+            return b""
+        keep = self._look_into(rest)
+        return rest if keep and self._strip_usage else b""
+
+    def _feed_events(self, chunk: bytes) -> bytes:
+        """Takes whole events out of what is there; returns what to relay of them if the client must wait for whole
+        events."""
+        kept: list[bytes] = []
+        if self._drop_line_feed and chunk:
+            self._drop_line_feed = False
+            if chunk.startswith(b"\n"):
+                chunk = chunk[1:]
+        if self._overlong:
+            return self._pass_overlong(chunk)
+        buffer = self._partial + chunk
+        # An end may straddle the seam by three bytes.
+        search_from = max(0, len(self._partial) - 3)
+        start = 0
+        size = len(buffer)
+        while start < size:
+            first = buffer[start]
+            if first == 0x0A or first == 0x0D:
+                # A blank line where an event could begin.
+                kept.append(buffer[start : start + 1])
+                start += 1
+                continue
+            if first == 0x3A and (line_end := _LINE_END.search(buffer, start)):
+                # A comment (keep-alive): it must not wait for an event.
+                kept.append(buffer[start : line_end.end()])
+                start = line_end.end()
+                continue
+            end = _EVENT_END.search(buffer, max(start, search_from))
+            if end is None:
+                break
+            event = buffer[start : end.end()]
+            start = end.end()
+            if len(event) > MAX_EVENT_BYTES or self._look_into(event):
+                kept.append(event)
+            elif event.endswith(b"\r"):
+                if start < size and buffer[start] == 0x0A:
+                    start += 1
+                else:
+                    self._drop_line_feed = True
+        self._partial = buffer[start:]
+        if len(self._partial) > MAX_EVENT_BYTES:
+            kept.append(self._partial)
+            self._partial = self._partial[-3:]
+            self._overlong = True
+        return b"".join(kept)
+
+    def _pass_overlong(self, chunk: bytes) -> bytes:
+        seam = len(self._partial)
+        buffer = self._partial + chunk
+        end = _EVENT_END.search(buffer)
+        if end is None:
+            self._partial = buffer[-3:]
+            return chunk
+        self._overlong = False
+        self._partial = b""
+        passed = chunk[: end.end() - seam]
+        return passed + self._feed_events(chunk[end.end() - seam :])
+
+    def _look_into(self, event: bytes) -> bool:
+        """Learns from one event; whether it is relayed."""
+        if not self._unsampled and _MARK.search(event) is None:
+            self.events += 1
+            self._event_bytes += len(event)
+            return True
+        data = b"\n".join(line[5:].lstrip(b" ") for line in event.splitlines() if line.startswith(b"data:"))
+        if data == b"[DONE]":
+            self.ended = True
+            return True
+        fields = answer_fields(data)
+        if fields is None:
+            return True
+        if fields.choices or fields.delta is not None:
+            self.events += 1
+            self._event_bytes += len(event)
+        if self._unsampled:
+            self._sample(event, fields)
+        if fields.type in _LAST_TYPES:
+            self.ended = True
+        failure = reported_failure(fields)
+        if failure is not None:
+            self.failure = self.failure or failure
+            return True
+        usage = reported_usage(fields)
+        if usage is None:
+            return True
+        self.usage = usage if self.usage is None else self.usage.joined(usage)
+        return bool(fields.choices) or not self._strip_usage
+
+    def _sample(self, event: bytes, fields: AnswerFields) -> None:
+        """Learns how many bytes of an event surround its text, from the first one that has a text."""
+        self._unsampled -= 1
+        text_bytes = _text_bytes(fields)
+        if text_bytes > 0:
+            self._unsampled = 0
+            self._envelope_bytes = len(event) - text_bytes
+        elif not self._envelope_bytes or len(event) < self._envelope_bytes:
+            self._envelope_bytes = len(event)
+
+
+def _text_bytes(fields: AnswerFields) -> int:
+    """Bytes of the generated text in one event, as JSON writes it."""
+    if fields.choices:
+        choice = fields.choices[0]
+        if choice.text is not None:
+            return _string_bytes(choice.text)
+        if choice.delta is not None:
+            return sum(_string_bytes(choice.delta[key]) for key in _TEXT_KEYS if key in choice.delta)
+    return 0 if fields.delta is None else _string_bytes(fields.delta)
+
+
+def _string_bytes(value: Raw) -> int:
+    text = memoryview(value)
+    return len(text) - 2 if text[0] == 0x22 else 0
