@@ -286,7 +286,7 @@ def _compose(text: bytes | str, path: Path) -> yaml.Node:
     except RecursionError:
         raise ConfigError([f"{path}: nested too deeply to be a configuration"]) from None
     if root is None:
-        raise ConfigError([f"{path}: is empty; start from the example that `fairshare check --help` shows"])
+        raise ConfigError([f"{path}: is empty; docs/reference/configuration.md shows the smallest useful file"])
     return root
 
 
