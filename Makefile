@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test venv check unit lock system-deps clean
+.PHONY: help run test test-vllm venv check unit lock lock-vllm system-deps clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,9 +35,27 @@ check: $(STAMP) ## format, lint, types, imports
 unit: $(STAMP) ## the tests
 	$(BIN)/python -m pytest
 
+VLLM_STAMP := .venv-vllm/.installed
+
+test-vllm: $(STAMP) $(VLLM_STAMP) ## the tests against a real vLLM on this CPU (minutes; the first time it downloads 2.5 GB)
+	$(BIN)/python -m pytest -m real_vllm tests/real_vllm
+
+# The engine's virtual environment holds nothing of ours. `--no-deps`: the list is complete, and leaves out what text
+# models on a CPU do not need (triton, torchvision, torchaudio, torchcodec).
+$(VLLM_STAMP): requirements/vllm.txt requirements/vllm.in
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torch==' requirements/vllm.in)" \
+	|| { echo "test-vllm: no package source has $$(grep '^torch==' requirements/vllm.in); add PyTorch's index of CPU wheels to pip's extra-index-url (or a folder that holds the wheel to find-links)"; exit 1; }
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm.txt
+	touch $@
+
 lock: ## renew requirements/*.txt from the ranges in pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --all-extras --group check --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/check.txt
 	uv pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -c requirements/check.txt -o requirements/run.txt
+
+lock-vllm: ## renew requirements/vllm.txt from requirements/vllm.in (needs uv, and UV_FIND_LINKS or UV_INDEX for the CPU torch)
+	uv pip compile requirements/vllm.in --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	$(addprefix --no-emit-package ,torch torchaudio torchcodec torchvision triton) -o requirements/vllm.txt
 
 # Debian packages that tests use beyond Python (as root). None is needed for the gateway itself.
 SYSTEM_PACKAGES :=

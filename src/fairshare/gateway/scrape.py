@@ -1,0 +1,176 @@
+"""What an engine tells about itself without load: version, models, KV cache, policy, and how busy it is."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from fairshare.gateway.engine_http import Ask, EngineSilent
+from fairshare.gateway.options import InstanceSpec
+
+ASK_SECONDS = 3.0
+"""How long an engine may take for one answer about itself."""
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(r"(vllm:\w+)(?:\{(.*)\})? (\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """One scrape of an engine's /metrics. With several schedulers (data parallel) behind one port: their sum."""
+
+    running: int
+    """Sequences that run now (`num_requests_running`)."""
+    waiting: int
+    """Sequences in the engine's own queue (`num_requests_waiting`), preempted ones among them."""
+    kv_usage: float
+    """The fullest scheduler's KV cache, 0 to 1."""
+    preemptions_total: int
+    kv_tokens: int | None
+    """What the KV cache holds, tokens; None: the engine does not say."""
+    schedulers: int
+    """How many schedulers share the port, each with its own seats and its own order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What does not change while an engine runs. None: it does not say."""
+
+    version: str | None = None
+    context_tokens: Mapping[str, int | None] | None = None
+    """What the engine calls each of its models → its `max_model_len`. None: it did not answer that question."""
+    policy: str | None = None
+    """`--scheduling-policy`; visible only where /server_info is open."""
+    max_num_seqs: int | None = None
+    """`--max-num-seqs`; likewise."""
+    models_problem: str | None = None
+    """Why `context_tokens` is None, as a part of a sentence."""
+    load: EngineLoad | None = field(default=None, compare=False)
+    """How busy it was then."""
+
+
+_Shape = TypeVar("_Shape", bound=msgspec.Struct)
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Scheduler(msgspec.Struct):
+    policy: str | None = None
+    max_num_seqs: int | None = None
+
+
+class _VllmConfig(msgspec.Struct):
+    scheduler_config: _Scheduler
+
+
+class _ServerInfo(msgspec.Struct):
+    vllm_config: _VllmConfig
+
+
+def parse_metrics(text: str) -> EngineLoad | None:
+    """Reads the few vLLM metrics that dispatch looks at; None: they are not there, so it is no vLLM."""
+    running: list[float] = []
+    waiting = kv_usage = preemptions = 0.0
+    kv_tokens: int | None = None
+    for line in text.splitlines():
+        # Histograms are most of the text; a look at the name is cheaper than the expression.
+        if not line.startswith(("vllm:num_", "vllm:kv_cache_usage", "vllm:cache_config_info")):
+            continue
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            continue
+        name, labels, value = sample.group(1), sample.group(2) or "", _number(sample.group(3))
+        if name == "vllm:num_requests_running":
+            running.append(value)
+        elif name == "vllm:num_requests_waiting":
+            waiting += value
+        elif name == "vllm:kv_cache_usage_perc":
+            kv_usage = max(kv_usage, value)
+        elif name == "vllm:num_preemptions_total":
+            preemptions += value
+        elif name == "vllm:cache_config_info":
+            tokens = _kv_tokens(dict(_LABEL.findall(labels)))
+            if tokens is not None:
+                kv_tokens = (kv_tokens or 0) + tokens
+    if not running:
+        return None
+    return EngineLoad(
+        running=int(sum(running)),
+        waiting=int(waiting),
+        kv_usage=kv_usage,
+        preemptions_total=int(preemptions),
+        kv_tokens=kv_tokens,
+        schedulers=len(running),
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if abs(value) < 1e18 else 0.0  # also NaN and infinity
+
+
+def _kv_tokens(labels: dict[str, str]) -> int | None:
+    if labels.get("kv_cache_size_tokens", "").isdigit():
+        return int(labels["kv_cache_size_tokens"])
+    blocks, block_size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    return int(blocks) * int(block_size) if blocks.isdigit() and block_size.isdigit() else None
+
+
+async def scrape(ask: Ask, spec: InstanceSpec) -> EngineLoad | None:
+    """How busy the engine is; None: it does not say (no answer, or no vLLM's metrics)."""
+    try:
+        answer = await ask("GET", f"{spec.url}/metrics", api_key=spec.api_key, timeout_seconds=ASK_SECONDS)
+    except EngineSilent:
+        return None
+    return parse_metrics(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
+
+
+async def discover(ask: Ask, spec: InstanceSpec) -> EngineFacts:
+    """What an engine that is up tells about itself. A question it does not answer leaves a None; nothing is raised."""
+    version, models, info, load = await asyncio.gather(
+        _asked(ask, spec, "/version", _Version),
+        _asked(ask, spec, "/v1/models", _Models),
+        _asked(ask, spec, "/server_info?config_format=json", _ServerInfo),
+        scrape(ask, spec),
+    )
+    scheduler = info.vllm_config.scheduler_config if isinstance(info, _ServerInfo) else _Scheduler()
+    return EngineFacts(
+        version=version.version if isinstance(version, _Version) else None,
+        context_tokens={model.id: model.max_model_len for model in models.data}
+        if isinstance(models, _Models)
+        else None,
+        policy=scheduler.policy,
+        max_num_seqs=scheduler.max_num_seqs,
+        models_problem=models if isinstance(models, str) else None,
+        load=load,
+    )
+
+
+async def _asked(ask: Ask, spec: InstanceSpec, path: str, shape: type[_Shape]) -> _Shape | str:
+    """The answer to one question, or why there is none (a part of a sentence)."""
+    try:
+        answer = await ask("GET", spec.url + path, api_key=spec.api_key, timeout_seconds=ASK_SECONDS)
+        if answer.status != 200:
+            return f"it answers {answer.status}"
+        return msgspec.json.decode(answer.body, type=shape)
+    except EngineSilent as silent:
+        return silent.detail
+    except msgspec.MsgspecError:
+        return "its answer is not what vLLM answers"
