@@ -246,6 +246,11 @@ class Pool:
         return self._name
 
     @property
+    def clock(self) -> Clock:
+        """The clock it was given, in seconds."""
+        return self._clock
+
+    @property
     def capacity(self) -> int:
         """C, in slots."""
         return self._capacity
@@ -683,7 +688,8 @@ class Pool:
         self._mark_stale(state)
 
     def _add_usage(self, state: TeamState, cost_units: float, now: float) -> None:
-        state.scaled_usage = min(state.scaled_usage + self._scale.scaled(cost_units, now), float_info.max)
+        scaled = state.scaled_usage + self._scale.scaled(cost_units, now)
+        state.scaled_usage = scaled if scaled < inf else float_info.max
         self._mark_stale(state)
 
     def _remove_phantom_slots(self, state: TeamState, slots: int) -> None:
@@ -756,7 +762,8 @@ class Pool:
     def _rank(self, state: TeamState | None) -> int:
         if state is None or not state.listed:
             return MAX_RANK
-        self._refresh_ladder()
+        if self._stale:
+            self._refresh_ladder()
         return self._ladder.rank(state.key)
 
     def _mark_stale(self, state: TeamState) -> None:
@@ -766,8 +773,6 @@ class Pool:
 
     def _refresh_ladder(self) -> None:
         """Give the ladder the levels of the teams that were charged since somebody last needed a rank."""
-        if not self._stale:
-            return
         if len(self._stale) > 16 and len(self._stale) > len(self._exact_shares) // 8:
             self._build_ladder()  # sorting all is cheaper than so many moves
             return

@@ -5,7 +5,8 @@ https://slurm.schedmd.com/fair_tree.html, as its code computes it). S = 0 gives 
 infinity. A rank is the number of teams ahead.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import fsum, inf
 
@@ -36,39 +37,43 @@ def level_key(scaled_cost_units: float, share: float) -> float:
     """
     if not share:
         return inf
-    return float(f"{scaled_cost_units / share:.11e}") if scaled_cost_units else 0.0
+    return float(f"{scaled_cost_units / share:.12g}") if scaled_cost_units else 0.0
 
 
 class Ladder:
     """The levels of a pool's teams, in order.
 
-    `rank` is O(log levels) by bisection. `move` is O(log levels) too, plus a memmove of a list of pointers when a level
-    appears or disappears (10,000 levels: 80 kB at most, about a microsecond); a balanced tree in Python costs more.
+    `rank` is O(log teams), by bisection. `move` is too, plus a memmove of a list of pointers where a level appears and
+    where one disappears (10,000 levels: 80 kB at most, 1 to 3 microseconds; a balanced tree in Python costs more).
     """
 
-    __slots__ = ("_counts", "_levels", "_teams")
+    __slots__ = ("_keys", "_teams_on")
 
     def __init__(self, keys: Iterable[float]) -> None:
-        self._counts: dict[float, int] = {}
-        for key in keys:
-            self._counts[key] = self._counts.get(key, 0) + 1
-        self._levels = sorted(self._counts)
-        self._teams = sum(self._counts.values())
+        self._keys = sorted(keys)
+        """Up to 10 teams: a key for each team. More teams: each level's key once."""
+        self._teams_on: dict[float, int] | None = None
+        """How many teams are on each level, where that is needed: with more than 10 teams."""
+        if len(self._keys) > MOST_EXACT_RANKS:
+            self._teams_on = dict(Counter(self._keys))
+            self._keys = list(self._teams_on)
 
     def move(self, old_key: float, new_key: float) -> None:
         """A team went from one level to another."""
         if old_key == new_key:
             return
-        if self._counts[old_key] > 1:
-            self._counts[old_key] -= 1
-        else:
-            del self._counts[old_key]
-            del self._levels[bisect_left(self._levels, old_key)]
-        if new_key in self._counts:
-            self._counts[new_key] += 1
-        else:
-            self._counts[new_key] = 1
-            self._levels.insert(bisect_left(self._levels, new_key), new_key)
+        keys, teams_on = self._keys, self._teams_on
+        old_is_left = new_is_reached = True
+        if teams_on is not None:
+            old_is_left, new_is_reached = teams_on[old_key] == 1, new_key not in teams_on
+            teams_on[old_key] -= 1
+            teams_on[new_key] = teams_on.get(new_key, 0) + 1
+            if old_is_left:
+                del teams_on[old_key]
+        if old_is_left:
+            del keys[bisect_left(keys, old_key)]
+        if new_is_reached:
+            insort(keys, new_key)
 
     def rank(self, key: float) -> int:
         """The rank, 0 to `MAX_RANK`, of a team on this level.
@@ -76,8 +81,5 @@ class Ladder:
         Up to 10 teams: the number of teams strictly ahead (ties share, the next one skips). More teams, q of Q distinct
         levels ahead: q if Q <= 10, else 10 * q // Q; a plain cap would make the 11th team and the worst hog equal.
         """
-        ahead = bisect_left(self._levels, key)
-        if self._teams <= MOST_EXACT_RANKS:
-            return sum(self._counts[level] for level in self._levels[:ahead])
-        levels = len(self._levels)
+        ahead, levels = bisect_left(self._keys, key), len(self._keys)
         return ahead if levels <= MOST_EXACT_RANKS else MOST_EXACT_RANKS * ahead // levels

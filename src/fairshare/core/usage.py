@@ -60,7 +60,8 @@ class UsageScale:
 
     def scaled(self, cost_units: float, now: float) -> float:
         """The scaled form of cost units at `now`; never infinite."""
-        return min(cost_units * self.growth(now), float_info.max)
+        scaled = cost_units * self.growth(now)
+        return scaled if scaled < inf else float_info.max
 
     def cost_units(self, scaled: float, now: float) -> float:
         """The decayed cost units at `now` that a scaled number stands for."""
