@@ -108,6 +108,7 @@ class _Messages(_Generating, gc=False):
 
 class _Embedding(_Common, gc=False):
     input: Raw | UnsetType = UNSET
+    messages: Raw | UnsetType = UNSET
     service_tier: Any = None
 
 
@@ -121,6 +122,9 @@ class _Score(_Common, gc=False):
     text_2: Raw | UnsetType = UNSET
     queries: Raw | UnsetType = UNSET
     documents: Raw | UnsetType = UNSET
+    items: Raw | UnsetType = UNSET
+    data_1: Raw | UnsetType = UNSET
+    data_2: Raw | UnsetType = UNSET
     service_tier: Any = None
 
 
@@ -182,7 +186,7 @@ def rewrite_body(
     Everything else keeps its bytes. Raises `RequestProblem` if the top level cannot be written anew.
     """
     rename = served_name is not None and served_name != facts.model
-    ask_usage = facts.stream and endpoint.usage_on_request and not facts.wants_usage
+    ask_usage = asks_usage(endpoint, facts)
     if not endpoint.priority_in_body:
         priority = None
     if facts.has_priority or rename or facts.model is None or (ask_usage and facts.has_stream_options):
@@ -201,6 +205,11 @@ def rewrite_body(
         addition = b',"priority":%d}' % priority
     # After a valid object only white space follows its last brace.
     return body[: body.rindex(b"}")] + addition if addition else body
+
+
+def asks_usage(endpoint: Endpoint, facts: BodyFacts) -> bool:
+    """Whether the engine is asked for the stream's usage event on our own account, so that it must be stripped."""
+    return facts.stream and endpoint.usage_on_request and not facts.wants_usage
 
 
 def usage_asked(stream_options: dict[str, Any] | None) -> dict[str, Any]:
@@ -234,7 +243,7 @@ def _chat_facts(fields: _Chat, body: bytes) -> BodyFacts:
     messages = fields.messages
     facts = BodyFacts(
         model=_model(fields.model),
-        stream=fields.stream is True or _flag(fields.stream, "stream"),
+        stream=fields.stream is True or flag(fields.stream, "stream"),
         slots=1 if fields.n is None else _slots(_count(fields.n, "n"), "n"),
         estimated_prompt_tokens=_estimated_tokens(body),
         prompt=messages if isinstance(messages, Raw) else None,
@@ -242,7 +251,7 @@ def _chat_facts(fields: _Chat, body: bytes) -> BodyFacts:
     )
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     if limit is not None:
-        facts.max_tokens = _whole(limit)
+        facts.max_tokens = whole(limit)
     if fields.service_tier is not None:
         facts.service_class = _service_class(fields.service_tier)
     if fields.stream_options is not UNSET:
@@ -260,9 +269,9 @@ def _completion_facts(fields: _Completion, body: bytes) -> BodyFacts:
     sequences = max(_count(fields.n, "n"), _count(fields.best_of, "best_of"))
     facts = BodyFacts(
         model=_model(fields.model),
-        stream=fields.stream is True or _flag(fields.stream, "stream"),
+        stream=fields.stream is True or flag(fields.stream, "stream"),
         slots=_slots(sequences * prompts, "n x prompts"),
-        max_tokens=_whole(fields.max_tokens),
+        max_tokens=whole(fields.max_tokens),
         estimated_prompt_tokens=tokens,
         prompt=prompt if isinstance(prompt, Raw) else None,
         has_priority=fields.priority is not UNSET,
@@ -277,16 +286,16 @@ def _completion_facts(fields: _Completion, body: bytes) -> BodyFacts:
 def _responses_facts(fields: _Responses, body: bytes) -> BodyFacts:
     # OpenAI's default of `store` is true, and vLLM's too, so only an explicit false is known to leave nothing.
     stateful = (
-        _flag(fields.store, "store")
-        or _flag(fields.background, "background")
+        flag(fields.store, "store")
+        or flag(fields.background, "background")
         or fields.previous_response_id is not None
         or (isinstance(fields.tools, Raw) and _has_builtin_tools(fields.tools))
     )
     return BodyFacts(
         model=_model(fields.model),
-        stream=_flag(fields.stream, "stream"),
+        stream=flag(fields.stream, "stream"),
         service_class=_service_class(fields.service_tier),
-        max_tokens=_whole(fields.max_output_tokens),
+        max_tokens=whole(fields.max_output_tokens),
         estimated_prompt_tokens=_estimated_tokens(body),
         stateful=stateful,
         prompt=fields.input if isinstance(fields.input, Raw) else None,
@@ -297,9 +306,9 @@ def _responses_facts(fields: _Responses, body: bytes) -> BodyFacts:
 def _messages_facts(fields: _Messages, body: bytes) -> BodyFacts:
     return BodyFacts(
         model=_model(fields.model),
-        stream=_flag(fields.stream, "stream"),
+        stream=flag(fields.stream, "stream"),
         service_class=_service_class(fields.service_tier),
-        max_tokens=_whole(fields.max_tokens),
+        max_tokens=whole(fields.max_tokens),
         estimated_prompt_tokens=_estimated_tokens(body),
         prompt=fields.messages if isinstance(fields.messages, Raw) else None,
         has_priority=fields.priority is not UNSET,
@@ -308,9 +317,11 @@ def _messages_facts(fields: _Messages, body: bytes) -> BodyFacts:
 
 def _embedding_facts(fields: _Embedding, body: bytes) -> BodyFacts:
     prompts, tokens = _prompts(fields.input, body)
+    # vLLM takes conversations too: a list of messages is one, a list of such lists is several.
+    conversations, _ = _prompts(fields.messages, body)
     return BodyFacts(
         model=_model(fields.model),
-        slots=_slots(prompts, "input"),
+        slots=_slots(max(prompts, conversations), "input"),
         service_class=_service_class(fields.service_tier),
         estimated_prompt_tokens=tokens,
         has_priority=fields.priority is not UNSET,
@@ -329,7 +340,18 @@ def _rerank_facts(fields: _Rerank, body: bytes) -> BodyFacts:
 
 def _score_facts(fields: _Score, body: bytes) -> BodyFacts:
     # One side may be a single text that is scored against each of the other.
-    pairs = max(_length(side) for side in (fields.text_1, fields.text_2, fields.queries, fields.documents))
+    pairs = max(
+        _length(side)
+        for side in (
+            fields.text_1,
+            fields.text_2,
+            fields.queries,
+            fields.documents,
+            fields.items,
+            fields.data_1,
+            fields.data_2,
+        )
+    )
     return BodyFacts(
         model=_model(fields.model),
         slots=_slots(pairs, "pairs"),
@@ -351,7 +373,7 @@ def _read_stream_options(options: object, facts: BodyFacts) -> None:
         )
     known: dict[str, Any] = options  # pyright: ignore[reportUnknownVariableType]
     facts.stream_options = known
-    facts.wants_usage = _flag(known.get("include_usage"), "stream_options.include_usage")
+    facts.wants_usage = flag(known.get("include_usage"), "stream_options.include_usage")
 
 
 def _model(value: object) -> str | None:
@@ -364,7 +386,7 @@ _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({"0", "off", "f", "false", "n", "no"})
 
 
-def _flag(value: object, name: str) -> bool:
+def flag(value: object, name: str) -> bool:
     """A bool as pydantic reads it (docs.pydantic.dev, "Booleans"); null is the default, false."""
     if value is None or value is False:
         return False
@@ -380,7 +402,7 @@ def _flag(value: object, name: str) -> bool:
     raise RequestProblem(INVALID_REQUEST, f"`{name}` must be true or false, got {_shown(value)}.", param=name)
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
     """An int as pydantic reads it (3, 3.0, "3", true), or None if it is none."""
     if isinstance(value, int):
         return int(value)
@@ -391,7 +413,7 @@ def _whole(value: object) -> int | None:
             return int(value)
         except ValueError:
             try:
-                return _whole(float(value))
+                return whole(float(value))
             except ValueError:
                 return None
     return None
@@ -401,7 +423,7 @@ def _count(value: object, name: str) -> int:
     """How many sequences a field asks for; null: 1. What is below 1 is the engine's to refuse."""
     if value is None:
         return 1
-    count = _whole(value)
+    count = whole(value)
     if count is None:
         raise RequestProblem(INVALID_REQUEST, f"`{name}` must be a whole number, got {_shown(value)}.", param=name)
     return max(1, count)
@@ -427,8 +449,8 @@ def _length(value: Raw | UnsetType) -> int:
 def _prompts(value: Raw | UnsetType, body: bytes) -> tuple[int, int]:
     """Number of prompts, and their estimated tokens.
 
-    A string is one prompt, a list of strings or of token lists is as many as it has elements, and a list that begins
-    with a number can only be read as the tokens of one prompt.
+    A string is one prompt, a list of strings or of lists is as many as it has elements. A list that begins with a
+    number can only be read as the tokens of one prompt, one that begins with an object as one conversation.
     """
     if not isinstance(value, Raw):
         return 1, _estimated_tokens(body)
@@ -438,9 +460,8 @@ def _prompts(value: Raw | UnsetType, body: bytes) -> tuple[int, int]:
     first = next((byte for byte in text[1:] if byte not in b" \t\r\n"), 0)
     if first == ord('"'):
         return max(1, len(_decode_elements(value))), _estimated_tokens(body)
-    if first == ord("["):
-        return max(1, len(_decode_elements(value))), bytes(text).count(b",") + 1
-    return 1, bytes(text).count(b",") + 1
+    prompts = max(1, len(_decode_elements(value))) if first == ord("[") else 1
+    return prompts, min(bytes(text).count(b",") + 1, _estimated_tokens(body))
 
 
 def _estimated_tokens(body: bytes) -> int:

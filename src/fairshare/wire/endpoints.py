@@ -58,7 +58,8 @@ class Endpoint:
     streams: bool = False
     """Whether a client may ask for a stream of events."""
     usage_on_request: bool = False
-    """Whether a stream carries usage only if `stream_options.include_usage` asks for it."""
+    """Whether a stream carries usage only if it is asked for (`stream_options.include_usage`, or for audio the form
+    field `stream_include_usage`)."""
     chat_like: bool = False
     """Whether requests grow a conversation, so that an instance may hold their prefix."""
 
@@ -115,6 +116,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         kind=Kind.AUDIO,
         body=BodyKind.MULTIPART,
         streams=True,
+        usage_on_request=True,
     ),
     Endpoint(
         name="translations",
@@ -122,6 +124,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         kind=Kind.AUDIO,
         body=BodyKind.MULTIPART,
         streams=True,
+        usage_on_request=True,
     ),
     Endpoint(name="tokenize", path="/tokenize", kind=Kind.TOKENS, takes_slots=False),
     Endpoint(name="detokenize", path="/detokenize", kind=Kind.TOKENS, takes_slots=False),

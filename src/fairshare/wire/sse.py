@@ -7,7 +7,8 @@ and if it does, parsing decides. One kind of event can be taken out: the usage e
 
 import re
 
-from msgspec import Raw
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from fairshare.wire.usage import AnswerFields, Usage, answer_fields, reported_failure, reported_usage
 
@@ -15,12 +16,12 @@ MAX_EVENT_BYTES = 262_144
 """A longer event is relayed without a look into it, so that an upstream that never ends one costs no memory."""
 
 _ORDINARY_ENDS = (
-    b'"finish_reason":null}]}\n\n',
     b'"finish_reason":null,"token_ids":null}]}\n\n',
-    b'"finish_reason":null,"stop_reason":null}]}\n\n',
+    b'"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n',
+    b'"finish_reason":null}]}\n\n',
 )
-"""How the event of one generated piece ends (vLLM chat, with token ids, completions). Such an event has a choice, so it
-is not the usage event; it is not finished, so not aborted; and errors have no choices."""
+"""How the event of one generated piece ends (vLLM 0.32 chat and completions; older ones). Such an event has a choice,
+so it is not the usage event; it is not finished, so not aborted; and errors have no choices."""
 
 _MARK = re.compile(rb'"(?:usage|error|abort|message_stop)"')
 
@@ -32,6 +33,8 @@ _SAMPLED_EVENTS = 8
 """Events in which a text is looked for, to learn how many bytes of an event are not text."""
 
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text", "thinking", "partial_json")
+
+_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _LAST_TYPES = frozenset({"message_stop", "response.completed", "response.failed", "response.incomplete"})
 
@@ -95,6 +98,8 @@ class StreamTail:
                 self._event_bytes += len(chunk)
                 return chunk
             if chunk.endswith((b"\n\n", b"\r\n\r\n")) and _MARK.search(chunk) is None:
+                if chunk.rstrip(b"\r\n").endswith(b"[DONE]"):
+                    self.ended = True
                 self.events += chunk.count(b"data:")
                 self._event_bytes += len(chunk)
                 return chunk
@@ -170,9 +175,11 @@ class StreamTail:
 
     def _look_into(self, event: bytes) -> bool:
         """Learns from one event; whether it is relayed."""
-        if not self._unsampled and _MARK.search(event) is None:
+        if not self._unsampled and (event.endswith(_ORDINARY_ENDS) or _MARK.search(event) is None):
             self.events += 1
             self._event_bytes += len(event)
+            if event.rstrip(b"\r\n").endswith(b"[DONE]"):
+                self.ended = True
             return True
         data = b"\n".join(line[5:].lstrip(b" ") for line in event.splitlines() if line.startswith(b"data:"))
         if data == b"[DONE]":
@@ -181,7 +188,7 @@ class StreamTail:
         fields = answer_fields(data)
         if fields is None:
             return True
-        if fields.choices or fields.delta is not None:
+        if fields.choices or fields.delta is not UNSET:
             self.events += 1
             self._event_bytes += len(event)
         if self._unsampled:
@@ -211,15 +218,25 @@ class StreamTail:
 
 def _text_bytes(fields: AnswerFields) -> int:
     """Bytes of the generated text in one event, as JSON writes it."""
-    if fields.choices:
-        choice = fields.choices[0]
-        if choice.text is not None:
-            return _string_bytes(choice.text)
-        if choice.delta is not None:
-            return sum(_string_bytes(choice.delta[key]) for key in _TEXT_KEYS if key in choice.delta)
-    return 0 if fields.delta is None else _string_bytes(fields.delta)
+    if not fields.choices:
+        # A text in `/v1/responses`, an object in Anthropic's stream.
+        return _string_bytes(fields.delta) or _member_bytes(fields.delta)
+    choice = fields.choices[0]
+    return _string_bytes(choice.text) or _member_bytes(choice.delta)
 
 
-def _string_bytes(value: Raw) -> int:
+def _string_bytes(value: Raw | UnsetType) -> int:
+    if not isinstance(value, Raw):
+        return 0
     text = memoryview(value)
-    return len(text) - 2 if text[0] == 0x22 else 0
+    return len(text) - 2 if text[0] == ord('"') else 0
+
+
+def _member_bytes(value: Raw | UnsetType) -> int:
+    if not isinstance(value, Raw):
+        return 0
+    try:
+        members = _decode_members(value)
+    except msgspec.DecodeError:
+        return 0
+    return sum(_string_bytes(members[key]) for key in _TEXT_KEYS if key in members)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 AUDIO_TOKENS_PER_SECOND = 50
 """For engines that report an upload's seconds only: Whisper's encoder makes 1,500 positions of 30 s
@@ -81,8 +81,8 @@ class ChoiceFields(msgspec.Struct, gc=False):
     """One choice of a chat or text completion, whole or a piece of it."""
 
     finish_reason: Any = None
-    delta: dict[str, Raw] | None = None
-    text: Raw | None = None
+    delta: Raw | UnsetType = UNSET
+    text: Raw | UnsetType = UNSET
 
 
 class MessageFields(msgspec.Struct, gc=False):
@@ -104,14 +104,14 @@ class AnswerFields(msgspec.Struct, gc=False):
     """In Anthropic's `message_start`; a text in errors."""
     status: Any = None
     stop_reason: Any = None
-    delta: Raw | None = None
+    delta: Raw | UnsetType = UNSET
 
 
 _decode_answer = msgspec.json.Decoder(AnswerFields).decode
 _decode_usage = msgspec.json.Decoder(UsageFields).decode
 
 
-def answer_fields(data: bytes) -> AnswerFields | None:
+def answer_fields(data: bytes | bytearray) -> AnswerFields | None:
     """What is read of an answer's JSON; None: it is none, or not in a known shape."""
     try:
         return _decode_answer(data)
@@ -149,14 +149,13 @@ def reported_failure(fields: AnswerFields) -> str | None:
 class AnswerTail:
     """Watches an answer that is not a stream of events go by; at its end says what it consumed.
 
-    Keeps references to the pieces that the relay reads anyway, up to `MAX_ANSWER_BYTES`, then only the end.
+    Keeps a copy of up to `MAX_ANSWER_BYTES`; of a longer answer only the end.
     """
 
-    __slots__ = ("_bytes", "_long", "_pieces", "failure", "usage")
+    __slots__ = ("_body", "_long", "failure", "usage")
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._bytes = 0
+        self._body = bytearray()
         self._long = False
         self.usage: Usage | None = None
         """What the engine reported; None: nothing (yet)."""
@@ -165,18 +164,14 @@ class AnswerTail:
 
     def feed(self, chunk: bytes) -> None:
         """A piece of the answer's body went by."""
-        self._pieces.append(chunk)
-        self._bytes += len(chunk)
-        if self._bytes > MAX_ANSWER_BYTES:
-            end = b"".join(self._pieces)[-ANSWER_END_BYTES:]
-            self._pieces = [end]
-            self._bytes = len(end)
+        self._body += chunk
+        if len(self._body) > (ANSWER_END_BYTES * 2 if self._long else MAX_ANSWER_BYTES):
             self._long = True
+            del self._body[:-ANSWER_END_BYTES]
 
     def finish(self) -> None:
         """The answer is complete (or was cut): read `usage` and `failure`."""
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces = []
+        body, self._body = self._body, bytearray()
         if self._long:
             self.usage = _usage_near_end(body)
             return
@@ -186,10 +181,10 @@ class AnswerTail:
             self.failure = reported_failure(fields)
 
 
-_USAGE_KEY = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_USAGE_KEY = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
 
 
-def _usage_near_end(end: bytes) -> Usage | None:
+def _usage_near_end(end: bytearray) -> Usage | None:
     """The last `usage` object in the end of a long answer.
 
     An unescaped quote begins a string in JSON, so a text that merely contains `"usage":` does not match.
