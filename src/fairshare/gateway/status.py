@@ -186,7 +186,7 @@ def _findings(spec: PoolSpec, pool: Pool) -> list[str]:
     if not spec.calibrated:
         findings.append(
             "Costs are not calibrated: usage counts tokens (prompt 1, cached 0.1, completion 2), not GPU time. "
-            "Write `cost` for this pool to change that."
+            "Give the pool its `cost:` to change that."
         )
     return findings
 
