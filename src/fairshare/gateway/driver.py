@@ -69,6 +69,10 @@ class Driven(Protocol):
         """Send it to an engine."""
         ...
 
+    def send_unqueued(self) -> None:
+        """Send it to any instance: it takes no slot."""
+        ...
+
     def recall(self, recall: Recall) -> None:
         """Take it back from its engine; report `PoolDriver.aborted` when the connection is closed."""
         ...
@@ -85,8 +89,11 @@ class Driven(Protocol):
         """Its engine is taken for dead: try another if nothing came yet, else end it."""
         ...
 
-    def fail(self, problem: Problem, message: str) -> None:
-        """End it now with this error, whatever it is doing."""
+    def fail(self, problem: Problem, message: str, *, engine_worked: bool = False) -> None:
+        """End it now with this error, whatever it is doing.
+
+        `engine_worked`: its engine is not at fault, so what it has done by now is charged, by estimate.
+        """
         ...
 
 
@@ -285,10 +292,9 @@ class PoolDriver:
     def open_requests(self) -> int:
         return len(self._exchanges)
 
-    def connections(self, send_pool: str, home: DrivenPool, instance_id: str) -> InstanceConnections | None:
-        """Where to send; None: the instance was removed since it was chosen."""
-        pool = home if send_pool == home.spec.name else self._pools.get(send_pool)
-        return pool.instances.get(instance_id) if pool is not None else None
+    def serving_pool(self, name: str, home: DrivenPool) -> DrivenPool | None:
+        """The pool whose capacity a request of `home` uses; None: it was removed since."""
+        return home if name == home.spec.name else self._pools.get(name)
 
     # ------------------------------------------------------------------ events of requests
 
@@ -301,6 +307,7 @@ class PoolDriver:
     def submit_unqueued(self, exchange: Driven) -> None:
         """A request that takes no slot has arrived: no queue has a say in it."""
         self._open(exchange)
+        exchange.send_unqueued()
 
     def first_byte(self, exchange: Driven) -> None:
         """The first byte of its answer goes to the client."""
@@ -366,7 +373,7 @@ class PoolDriver:
         """End every request now, with this error where the client can still be told."""
         for exchange in tuple(self._exchanges.values()):
             if exchange.request.id in self._exchanges:
-                exchange.fail(problem, message)
+                exchange.fail(problem, message, engine_worked=True)
 
     def close(self) -> None:
         """End everything at once; after it nothing is in flight and every connection to an engine is closing."""
@@ -375,6 +382,12 @@ class PoolDriver:
             self._disarm(pool)
             for connections in pool.instances.values():
                 connections.close()
+
+    async def wait_until_closed(self) -> None:
+        """After `close`: until every connection to an engine is gone."""
+        for pool in self._pools.values():
+            for connections in pool.instances.values():
+                await connections.wait_until_closed()
 
     # ------------------------------------------------------------------ inside
 

@@ -71,10 +71,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP status that the client was sent; 0: none, it left before."""
     reason: str = ""
     """Why it was refused or failed: the code of the error (the table in `fairshare.wire.problems`), or
-    `client_left`, `engine_error` (status 5xx, or an error inside its stream), `engine_aborted`. Empty: it completed."""
-    finish: str = ""
-    """The engine's last finish reason, if it gave one."""
-
+    `client_left`, `client_stalled`, `engine_error` (status 5xx, or an error inside its answer). Empty: it completed."""
+    detail: str = ""
+    """What exactly was found, for the log; never anything of a prompt."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Part of `prompt_tokens`."""

@@ -5,6 +5,7 @@ that one read brought, and whether the answer is complete. Nothing here knows ab
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol, cast
@@ -14,6 +15,8 @@ import httptools
 
 from fairshare.gateway.options import InstanceSpec
 from fairshare.gateway.ports import CoarseTime, Counters
+
+log = logging.getLogger("fairshare.gateway")
 
 MAX_HEAD_BYTES = 256 << 10
 """An engine's response head beyond this is not one."""
@@ -59,6 +62,10 @@ class Listener(Protocol):
         """The engine takes no more of the request body for now, or takes it again."""
         ...
 
+    def fault(self) -> None:
+        """Handling the answer raised: a fault of ours, which is logged already."""
+        ...
+
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine."""
@@ -67,7 +74,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_head_bytes",
         "_head_complete",
-        "_home",
         "_listener",
         "_on_closed",
         "_parser",
@@ -75,14 +81,16 @@ class UpstreamConnection(asyncio.Protocol):
         "_pieces",
         "_reused",
         "_transport",
+        "blocked",
         "headers",
+        "home",
         "idle_since",
         "sending",
         "status",
     )
 
     def __init__(self, home: "InstanceConnections") -> None:
-        self._home = home
+        self.home = home
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._listener: Listener | None = None
@@ -95,6 +103,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._reused = False
         self.sending = False
         """The request body is not sent whole yet: the connection cannot be used again."""
+        self.blocked = False
+        """The engine takes no more bytes for now."""
         self.status = 0
         self.headers: Headers = []
         self.idle_since = 0.0
@@ -145,11 +155,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._home.opened(self)
+        self.home.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._home.closed(self)
+        self.home.closed(self)
         listener, self._listener = self._listener, None
         if listener is not None:
             if exc is None and self._head_complete and self._ends_with_connection():
@@ -182,30 +192,20 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             # Bytes after the end of the answer: the answer stands, the connection cannot be trusted again.
             reusable = False
-        pieces = self._pieces
-        if self._complete:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            self._listener = None
-            if reusable and not self.sending and self._parser.should_keep_alive():
-                self.resume_reading()
-                self._reused = True
-                self._home.give_back(self)
-            else:
-                self.abort()
-            listener.answer(self, body, True)
-        elif pieces:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            listener.answer(self, body, False)
-        elif not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
-            self._give_up(listener, f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
+        try:
+            self._deliver(listener, reusable)
+        except Exception:
+            log.exception("could not handle an answer of %s", self.home.id)
+            self.abort()
+            listener.fault()
 
     def pause_writing(self) -> None:
+        self.blocked = True
         if self._listener is not None:
             self._listener.upload_blocked(True)
 
     def resume_writing(self) -> None:
+        self.blocked = False
         if self._listener is not None:
             self._listener.upload_blocked(False)
 
@@ -233,6 +233,27 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- inside
 
+    def _deliver(self, listener: Listener, reusable: bool) -> None:
+        """Tell the listener what one read brought."""
+        pieces = self._pieces
+        if self._complete:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            self._listener = None
+            if reusable and not self.sending and self._parser.should_keep_alive():
+                self.resume_reading()
+                self._reused = True
+                self.home.give_back(self)
+            else:
+                self.abort()
+            listener.answer(self, body, True)
+        elif pieces:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            listener.answer(self, body, False)
+        elif not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
+            self._give_up(listener, f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
+
     def _ends_with_connection(self) -> bool:
         return not any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
@@ -243,17 +264,16 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class InstanceConnections:
-    """The connections to one instance, and the parts of a request's head that are the same for all."""
+    """The connections to one instance."""
 
     def __init__(self, spec: InstanceSpec, *, counters: Counters, coarse: CoarseTime) -> None:
         url = urlsplit(spec.url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"instance must be http://host:port, got {spec.url!r}")
         self.spec = spec
-        self.path_prefix = url.path.rstrip("/").encode("ascii")
-        self.fixed_headers = b"host: " + url.netloc.rpartition("@")[2].encode("ascii") + b"\r\n"
-        if spec.api_key is not None:
-            self.fixed_headers += b"authorization: Bearer " + spec.api_key.encode("ascii") + b"\r\n"
+        self.path_prefix = url.path.rstrip("/")
+        self.host = url.netloc.rpartition("@")[2].encode("ascii")
+        """What the `host` header says."""
         self._host = url.hostname
         self._tls = url.scheme == "https"
         self._port = url.port or (443 if self._tls else 80)
@@ -263,6 +283,8 @@ class InstanceConnections:
         self._open: set[UpstreamConnection] = set()
         self._connects: set[asyncio.Task[None]] = set()
         self._retired = False
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
 
     @property
     def id(self) -> str:
@@ -298,7 +320,12 @@ class InstanceConnections:
             detail = str(error) or f"no connection within {timeout_seconds:g} s"
             listener.lost(Loss.UNREACHABLE, anything_came=False, reused=False, detail=detail)
         else:
-            listener.connected(connection)
+            try:
+                listener.connected(connection)
+            except Exception:
+                log.exception("could not use a connection to %s", self.id)
+                connection.abort()
+                listener.fault()
 
     def retire(self) -> None:
         """The instance is gone: idle connections are closed, the others when their answer is complete."""
@@ -315,6 +342,11 @@ class InstanceConnections:
         for connection in tuple(self._open):
             connection.abort()
 
+    async def wait_until_closed(self) -> None:
+        """After `close`: until every connection and attempt to connect is gone."""
+        await asyncio.gather(*self._connects, return_exceptions=True)
+        await self._all_closed.wait()
+
     def sweep(self, idle_since_before: float) -> None:
         """Close what has been idle since before then, and forget what the engine closed."""
         kept: list[UpstreamConnection] = []
@@ -329,11 +361,14 @@ class InstanceConnections:
 
     def opened(self, connection: UpstreamConnection) -> None:
         self._open.add(connection)
+        self._all_closed.clear()
         self._counters.upstream_connections += 1
         self._counters.upstream_connects_total += 1
 
     def closed(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
+        if not self._open:
+            self._all_closed.set()
         self._counters.upstream_connections -= 1
 
     def give_back(self, connection: UpstreamConnection) -> None:
