@@ -10,7 +10,7 @@ from fairshare.gateway.admin import Page
 
 def status_page() -> Page:
     """The page, and a policy that lets it run its own script and style and ask its own server, and nothing else."""
-    html = resources.files(__package__).joinpath("index.html").read_bytes()
+    html = resources.files("fairshare.dashboard").joinpath("index.html").read_bytes()
     return Page(
         html=html,
         content_security_policy="; ".join(

@@ -22,9 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairshare.errors import OperatorError
 from fairshare.gateway.metrics import CONTENT_TYPE, Metrics
-from fairshare.gateway.options import Address
 from fairshare.gateway.status import PoolStatus
 from fairshare.wire.problems import INVALID_API_KEY, METHOD_NOT_ALLOWED, NOT_FOUND, openai_error
 
@@ -48,9 +46,17 @@ def admin_app(
     metrics: Metrics,
     not_ready: Callable[[], str | None],
     page: Page,
-    key: str | None,
+    key: Callable[[], str | None],
 ) -> ASGIApp:
-    """The admin application. `not_ready` says why the gateway should get no traffic now; None: it should."""
+    """The admin application.
+
+    Args:
+        pools: the state of the pools, now.
+        metrics: what /metrics shows.
+        not_ready: why the gateway should get no traffic now; None: it should.
+        page: the status page.
+        key: the admin key in force; None: none is configured, and the port listens on loopback only.
+    """
     encoder = msgspec.json.Encoder()
 
     async def healthz(_: Request) -> Response:
@@ -106,9 +112,9 @@ def _json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None =
 class _Guard:
     """Lets in who may see: with a configured key, whoever shows it; without one, this machine only."""
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    def __init__(self, app: ASGIApp, key: Callable[[], str | None]) -> None:
         self._app = app
-        self._key_hash = None if key is None else hashlib.sha256(key.encode()).digest()
+        self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -119,7 +125,8 @@ class _Guard:
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, headers: Mapping[bytes, bytes]) -> Response | None:
-        if self._key_hash is None:
+        key = self._key()
+        if key is None:
             # Without a key the port listens on loopback only. A web page that has its own name resolve to 127.0.0.1
             # could still read it through a browser on this machine: such a request carries that name.
             if _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
@@ -128,7 +135,9 @@ class _Guard:
             return _json(openai_error(INVALID_API_KEY, message), status=INVALID_API_KEY.status)
         given = _presented_key(headers.get(b"authorization", b""))
         # Hashes, so that neither the length nor a prefix of the key shows in the time.
-        if given is not None and hmac.compare_digest(hashlib.sha256(given).digest(), self._key_hash):
+        if given is not None and hmac.compare_digest(
+            hashlib.sha256(given).digest(), hashlib.sha256(key.encode()).digest()
+        ):
             return None
         return _json(
             openai_error(
@@ -197,17 +206,3 @@ class AdminServer(uvicorn.Server):
 
     def stop(self) -> None:
         self.should_exit = True
-
-
-def listening_socket(address: Address, *, purpose: str) -> socket.socket:
-    """A bound socket that listens. Raises `OperatorError` if the address cannot be used."""
-    try:
-        family, _, _, _, place = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(place[:2], family=family, backlog=1024)  # pyright: ignore[reportArgumentType]
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise OperatorError(
-            f"{purpose} cannot listen on {address} ({reason}); stop what uses it or configure another address"
-        ) from None
