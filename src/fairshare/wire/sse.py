@@ -65,7 +65,7 @@ class StreamTail:
     def __init__(self, *, strip_usage: bool) -> None:
         """`strip_usage`: the client did not ask for the usage event, so it is taken out."""
         self._strip_usage = strip_usage
-        self._partial = b""
+        self._partial = bytearray()
         """The event that is not complete yet (after `_overlong`: only its last bytes)."""
         self._overlong = False
         self._drop_line_feed = False
@@ -97,9 +97,7 @@ class StreamTail:
                 self.events += 1
                 self._event_bytes += len(chunk)
                 return chunk
-            if chunk.endswith((b"\n\n", b"\r\n\r\n")) and _MARK.search(chunk) is None:
-                if chunk.rstrip(b"\r\n").endswith(b"[DONE]"):
-                    self.ended = True
+            if chunk.endswith((b"}\n\n", b"}\r\n\r\n")) and _MARK.search(chunk) is None:
                 self.events += chunk.count(b"data:")
                 self._event_bytes += len(chunk)
                 return chunk
@@ -109,77 +107,74 @@ class StreamTail:
 
     def finish(self) -> bytes:
         """The upstream's body has ended (or was cut): what is left to relay. `usage` and `failure` are final."""
-        rest, self._partial = self._partial, b""
+        rest = bytes(self._partial)
+        self._partial.clear()
         if not rest or self._overlong:
             return b""
         keep = self._look_into(rest)
         return rest if keep and self._strip_usage else b""
 
     def _feed_events(self, chunk: bytes) -> bytes:
-        """Takes whole events out of what is there; returns what to relay of them if the client must wait for whole
-        events."""
-        kept: list[bytes] = []
+        """Takes whole events out of what is there; returns what may go to a client that waits for whole events."""
         if self._drop_line_feed and chunk:
             self._drop_line_feed = False
             if chunk.startswith(b"\n"):
                 chunk = chunk[1:]
         if self._overlong:
             return self._pass_overlong(chunk)
-        buffer = self._partial + chunk
-        # An end may straddle the seam by three bytes.
+        # An end may straddle the seam with three bytes before it.
         search_from = max(0, len(self._partial) - 3)
-        start = 0
+        self._partial += chunk
+        buffer = self._partial
         size = len(buffer)
+        kept: list[bytes] = []
+        start = 0
         while start < size:
             first = buffer[start]
-            if first == 0x0A or first == 0x0D:
+            if first in b"\r\n":
                 # A blank line where an event could begin.
-                kept.append(buffer[start : start + 1])
+                kept.append(bytes(buffer[start : start + 1]))
                 start += 1
                 continue
-            if first == 0x3A and (line_end := _LINE_END.search(buffer, start)):
-                # A comment (keep-alive): it must not wait for an event.
-                kept.append(buffer[start : line_end.end()])
-                start = line_end.end()
-                continue
-            end = _EVENT_END.search(buffer, max(start, search_from))
+            # A comment (keep-alive) ends with its line: it must not wait for an event.
+            pattern = _LINE_END if first == ord(":") else _EVENT_END
+            end = pattern.search(buffer, max(start, search_from))
             if end is None:
                 break
-            event = buffer[start : end.end()]
+            event = bytes(buffer[start : end.end()])
             start = end.end()
-            if len(event) > MAX_EVENT_BYTES or self._look_into(event):
+            if first == ord(":") or len(event) > MAX_EVENT_BYTES or self._look_into(event):
                 kept.append(event)
             elif event.endswith(b"\r"):
-                if start < size and buffer[start] == 0x0A:
-                    start += 1
-                else:
-                    self._drop_line_feed = True
-        self._partial = buffer[start:]
-        if len(self._partial) > MAX_EVENT_BYTES:
-            kept.append(self._partial)
-            self._partial = self._partial[-3:]
+                self._drop_line_feed = start == size
+        del buffer[:start]
+        if len(buffer) > MAX_EVENT_BYTES:
+            kept.append(bytes(buffer))
+            del buffer[:-3]
             self._overlong = True
         return b"".join(kept)
 
     def _pass_overlong(self, chunk: bytes) -> bytes:
+        """Relays what is left of an event that is too long to look into, and what comes after it."""
         seam = len(self._partial)
-        buffer = self._partial + chunk
-        end = _EVENT_END.search(buffer)
+        self._partial += chunk
+        end = _EVENT_END.search(self._partial)
         if end is None:
-            self._partial = buffer[-3:]
+            del self._partial[:-3]
             return chunk
+        rest_from = end.end() - seam
         self._overlong = False
-        self._partial = b""
-        passed = chunk[: end.end() - seam]
-        return passed + self._feed_events(chunk[end.end() - seam :])
+        self._partial.clear()
+        return chunk[:rest_from] + self._feed_events(chunk[rest_from:])
 
     def _look_into(self, event: bytes) -> bool:
         """Learns from one event; whether it is relayed."""
         if not self._unsampled and (event.endswith(_ORDINARY_ENDS) or _MARK.search(event) is None):
-            self.events += 1
-            self._event_bytes += len(event)
             if event.rstrip(b"\r\n").endswith(b"[DONE]"):
                 self.ended = True
+            else:
+                self.events += 1
+                self._event_bytes += len(event)
             return True
         data = b"\n".join(line[5:].lstrip(b" ") for line in event.splitlines() if line.startswith(b"data:"))
         if data == b"[DONE]":
