@@ -100,6 +100,8 @@ class InstanceTable:
         else:
             self._leave_order(load)
             load.part_slots, load.known_seats = instance.part_slots, instance.seats
+            if instance.accepting and not load.accepting:
+                load.running_seen = 0  # it may have been restarted with other seats
             load.accepting, load.removed = instance.accepting, False
         self._enter_order(load)
 
@@ -184,7 +186,9 @@ class InstanceTable:
                 candidates.append(load)
         smallest = min(load.slots_by_team.get(team, 0) / load.part_slots for load in candidates)
         near_equal = [
-            load for load in candidates if load.slots_by_team.get(team, 0) / load.part_slots <= smallest + 1 / load.part_slots
+            load
+            for load in candidates
+            if load.slots_by_team.get(team, 0) / load.part_slots <= smallest + 1 / load.part_slots
         ]
         for instance_id in preferred:
             for load in near_equal:
@@ -210,6 +214,10 @@ class InstanceTable:
         """Seats not taken there; negative when more was sent than it can run."""
         load = self._loads[instance_id]
         return load.seats - load.taken_slots
+
+    def aborting_slots(self, instance_id: str) -> int:
+        """Slots of recalled requests whose seat may still be taken there."""
+        return self._loads[instance_id].aborting_slots
 
     def stats(self) -> tuple[InstanceStat, ...]:
         """A snapshot, in the order in which the instances were added."""
