@@ -392,13 +392,14 @@ def flag(value: object, name: str) -> bool:
         return False
     if value is True:
         return True
-    word = str(value).lower() if isinstance(value, str) else value
-    if word in (0, 1):
-        return bool(word)
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
+    if isinstance(value, str):
+        word = value.lower()
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+    elif isinstance(value, int | float) and value in (0, 1):
+        return value == 1
     raise RequestProblem(INVALID_REQUEST, f"`{name}` must be true or false, got {_shown(value)}.", param=name)
 
 
