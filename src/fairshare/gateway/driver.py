@@ -52,6 +52,8 @@ class Driven(Protocol):
 
     request: Request
     home: "DrivenPool"
+    queue: DispatchQueue
+    """The queue that decides about it: its pool's, or what was its pool's before a reload. Set by the driver."""
     place: Place
     """Set by the driver only."""
     began: bool
@@ -208,6 +210,27 @@ class PoolDriver:
         self._pools[spec.name].spec = spec
         self._index_models()
 
+    def replace_queue(self, name: str, queue: DispatchQueue) -> None:
+        """A reload changed how a pool dispatches: `queue`, over the same `Pool` and instances, decides from now on.
+
+        What is held moves to it in the order of arrival; what was sent is still released to the queue that sent it.
+        """
+        pool = self._pools[name]
+        moved: list[Driven] = []
+        for exchange in self._of(pool):
+            if exchange.place is Place.HELD:
+                exchange.place = Place.NOWHERE
+                moved.append(exchange)
+                # The old queue may send others meanwhile; those stay with it.
+                self._carry_out(pool, exchange.queue.cancelled(exchange.request.id))
+        self._disarm(pool)
+        pool.queue = queue
+        for exchange in moved:
+            exchange.queue = queue
+            exchange.place = Place.HELD
+            self._carry_out(pool, queue.submitted(exchange.request))
+        self._arm(pool)
+
     def remove_pool(self, name: str) -> None:
         """A reload dropped a pool: it gets nothing new, what it holds is refused, what runs may finish."""
         pool = self._pools.pop(name)
@@ -302,7 +325,8 @@ class PoolDriver:
         """A request has arrived: ask its queue."""
         self._open(exchange)
         exchange.place = Place.HELD
-        self._carry_out(exchange.home, exchange.home.queue.submitted(exchange.request))
+        exchange.queue = exchange.home.queue
+        self._carry_out(exchange.home, exchange.queue.submitted(exchange.request))
 
     def submit_unqueued(self, exchange: Driven) -> None:
         """A request that takes no slot has arrived: no queue has a say in it."""
@@ -312,17 +336,17 @@ class PoolDriver:
     def first_byte(self, exchange: Driven) -> None:
         """The first byte of its answer goes to the client."""
         if exchange.place is Place.SENT:
-            self._carry_out(exchange.home, exchange.home.queue.first_byte(exchange.request.id))
+            self._carry_out(exchange.home, exchange.queue.first_byte(exchange.request.id))
 
     def aborted(self, exchange: Driven) -> None:
         """The engine's connection of a recalled request is closed."""
-        self._carry_out(exchange.home, exchange.home.queue.aborted(exchange.request.id))
+        self._carry_out(exchange.home, exchange.queue.aborted(exchange.request.id))
 
     def reassigned(self, exchange: Driven, excluding: frozenset[str]) -> str | None:
         """Its instance could not be reached: another one, or None."""
         if exchange.place is Place.NOWHERE:
             return exchange.home.next_instance(excluding)
-        return exchange.home.queue.reassigned(exchange.request.id, excluding)
+        return exchange.queue.reassigned(exchange.request.id, excluding)
 
     def ended(self, exchange: Driven, record: RequestRecord) -> None:
         """The one place where a request ends: its grant is released, or its wait is over; and its record is written.
@@ -333,7 +357,7 @@ class PoolDriver:
         self.counters.open_requests -= 1
         if not self._exchanges:
             self._all_ended.set()
-        queue, place = exchange.home.queue, exchange.place
+        queue, place = exchange.queue, exchange.place
         exchange.place = Place.NOWHERE
         decisions: list[Decision] = []
         if place is Place.SENT:
@@ -344,6 +368,10 @@ class PoolDriver:
             decisions += self._undo(exchange, record)
         self.record(record)
         self._carry_out(exchange.home, decisions)
+        if place is Place.SENT and queue is not exchange.home.queue:
+            # What it held is free, and the queue that was told decides about nothing any more.
+            for pool in tuple(self._pools.values()):
+                self._carry_out(pool, pool.queue.capacity_changed())
 
     def record(self, record: RequestRecord) -> None:
         """Hand over the record of a request that ended."""
@@ -411,7 +439,7 @@ class PoolDriver:
 
     def _undo(self, exchange: Driven, record: RequestRecord) -> list[Decision]:
         """It ended while decisions about it waited to be carried out: its queue has it in another place than we."""
-        queue, request_id = exchange.home.queue, exchange.request.id
+        queue, request_id = exchange.queue, exchange.request.id
         decisions: list[Decision] = []
         for decision in tuple(self._to_do):
             if decision.request_id == request_id:

@@ -187,6 +187,7 @@ class Exchange:
         "home",
         "instance_id",
         "place",
+        "queue",
         "request",
         "silence_limit_seconds",
     )
@@ -235,6 +236,7 @@ class Exchange:
         self._arrived_wall_at = arrived_wall_at
         self._received_at = received_at
 
+        self.queue = home.queue
         self.place = Place.NOWHERE
         self.began = False
         self.instance_id = ""
