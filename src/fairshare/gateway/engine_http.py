@@ -95,6 +95,8 @@ async def ask(
         raise EngineSilent(Failure.TOO_SLOW, f"no answer within {timeout_seconds:g} s") from None
     except ssl.SSLError as error:
         raise EngineSilent(Failure.UNREACHABLE, f"TLS failed: {error.reason or error}") from error
+    except ConnectionRefusedError as error:
+        raise EngineSilent(Failure.UNREACHABLE, "the connection is refused") from error
     except OSError as error:
         raise EngineSilent(Failure.UNREACHABLE, (error.strerror or str(error)).lower()) from error
 

@@ -1,0 +1,103 @@
+"""`fairshare doctor`: do the engines do what the configuration needs?"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairshare.cli.check import ConfigOption
+
+if TYPE_CHECKING:
+    from fairshare.gateway.examination import Examination, Examined
+    from fairshare.gateway.options import PoolSpec
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor", epilog="Example: fairshare doctor -c fairshare.yaml --probe")(doctor)
+
+
+def doctor(
+    config: ConfigOption = Path("fairshare.yaml"),
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Also load each engine for a few seconds, to see by its behaviour whether it orders by priority.",
+        ),
+    ] = False,
+    pool: Annotated[
+        list[str] | None, typer.Option("--pool", help="Only this pool; may be given several times.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Ask every engine of a configuration what it is, and say what is wrong: what, why it matters, what to do.
+
+    Needs no running gateway. Ends with 1 if something breaks a promise or fails requests, and with 0 if not.
+    """
+    import asyncio
+
+    from fairshare import clock
+    from fairshare.config import ConfigError, load
+    from fairshare.errors import OperatorError
+    from fairshare.gateway.engine_http import ask
+    from fairshare.gateway.examination import examine
+
+    try:
+        settings = load(config, os.environ)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(problem)
+        raise typer.Exit(1) from None
+    pools = settings.gateway.pools
+    unknown = sorted(set(pool or ()) - {spec.name for spec in pools})
+    if unknown:
+        known = ", ".join(spec.name for spec in pools)
+        raise OperatorError(f"{config} has no pool {', '.join(unknown)}; it has {known}")
+
+    async def examine_all(wanted: "list[PoolSpec]") -> bool:
+        sound = True
+        for spec in wanted:
+            # One pool after the other: two pools may share an engine, and a probe needs it alone.
+            examination = await examine(spec, ask=ask, with_probe=probe, clock=clock.monotonic)
+            _show(examination)
+            sound = sound and examination.sound
+        return sound
+
+    if not asyncio.run(examine_all([spec for spec in pools if not pool or spec.name in pool])):
+        raise typer.Exit(1)
+
+
+def _show(examination: "Examination") -> None:
+    spec = examination.spec
+    count = len(spec.instances)
+    print(f"pool {spec.name}: {spec.capacity} slots on {count} {'engine' if count == 1 else 'engines'}")
+    for examined in examination.instances:
+        print(f"  {examined.spec.url}: {_summary(examined)}")
+    for finding in examination.findings:
+        print(f"  {finding.severity} {finding.id}: {finding.sentence}")
+        print(f"    why: {finding.why}")
+        print(f"    fix: {finding.fix}")
+    if not examination.findings:
+        print("  nothing to say")
+
+
+def _summary(examined: "Examined") -> str:
+    if examined.trouble:
+        return examined.trouble
+    facts, probed = examined.facts, examined.probed
+    said = [f"vLLM {facts.version}" if facts.version is not None else "version unknown"]
+    for model, context_tokens in (facts.context_tokens or {}).items():
+        said.append(f"{model} ({context_tokens} tokens)" if context_tokens is not None else model)
+    if facts.load is not None and facts.load.kv_tokens is not None:
+        said.append(f"KV cache for {facts.load.kv_tokens} tokens")
+    if facts.max_num_seqs is not None:
+        said.append(f"{facts.max_num_seqs} seats")
+    elif probed is not None and probed.seats is not None:
+        said.append(f"ran {probed.seats} sequences at once")
+    if probed is not None:
+        said.append(f"policy probed: {probed.policy}")
+    elif facts.policy is not None:
+        said.append(f"policy {facts.policy}")
+    else:
+        said.append("policy unverified")
+    return ", ".join(said)

@@ -1,0 +1,132 @@
+"""Looks a pool's engines over once, as `fairshare doctor` does: the gateway's own rules, without a gateway."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from fairshare.clock import Clock
+from fairshare.core.decisions import Mode
+from fairshare.gateway.engine_http import Ask, EngineSilent
+from fairshare.gateway.findings import PRIORITY_POLICY, Finding, Health, Seen, Severity, find, priority_ignored
+from fairshare.gateway.options import InstanceSpec, PoolSpec
+from fairshare.gateway.probe import Policy, Probed, probe
+from fairshare.gateway.scrape import ASK_SECONDS, EngineFacts, discover
+
+
+@dataclass(slots=True, kw_only=True)
+class Examined:
+    """One instance, as it was found."""
+
+    spec: InstanceSpec
+    trouble: str = ""
+    """Why it did not answer, as a part of a sentence; empty: it did."""
+    facts: EngineFacts = field(default_factory=EngineFacts)
+    probed: Probed | None = None
+    """None: not probed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """One pool, as it was found."""
+
+    spec: PoolSpec
+    instances: list[Examined]
+    findings: list[Finding]
+    """The gravest first."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found that breaks a promise."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+
+async def examine(
+    spec: PoolSpec,
+    *,
+    ask: Ask,
+    with_probe: bool,
+    clock: Clock,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Examination:
+    """Asks every engine of the pool what it tells, probes them one after the other if wanted, and judges."""
+    instances = list(await asyncio.gather(*(_look(ask, instance) for instance in spec.instances)))
+    if with_probe:
+        for examined in instances:
+            if not examined.trouble:
+                examined.probed = await _probe(ask, spec, examined, clock, sleep)
+    return Examination(spec=spec, instances=instances, findings=_judge(spec, instances))
+
+
+async def _look(ask: Ask, instance: InstanceSpec) -> Examined:
+    try:
+        answer = await ask("GET", f"{instance.url}/health", api_key=instance.api_key, timeout_seconds=ASK_SECONDS)
+    except EngineSilent as silent:
+        return Examined(spec=instance, trouble=silent.detail)
+    if answer.status != 200:
+        return Examined(spec=instance, trouble=f"/health answers {answer.status}")
+    return Examined(spec=instance, facts=await discover(ask, instance))
+
+
+async def _probe(
+    ask: Ask, spec: PoolSpec, examined: Examined, clock: Clock, sleep: Callable[[float], Awaitable[None]]
+) -> Probed:
+    served = examined.facts.context_tokens or {}
+    model = next((name for name in spec.models.values() if not served or name in served), None)
+    if model is None:
+        return Probed(policy=Policy.UNCLEAR, detail="The engine serves none of the pool's models.")
+    seats = examined.facts.max_num_seqs
+    return await probe(
+        ask,
+        examined.spec,
+        model=model,
+        context_tokens=served.get(model),
+        seats=seats if seats is not None else examined.spec.max_num_seqs,
+        clock=clock,
+        sleep=sleep,
+    )
+
+
+def _judge(spec: PoolSpec, instances: list[Examined]) -> list[Finding]:
+    capacity = spec.capacity * sum(not examined.trouble for examined in instances) // max(1, len(instances))
+    seen = {examined.spec.id: _seen(examined) for examined in instances}
+    found = find(spec, seen, capacity_slots=capacity, parts={}, scrape_window="")
+    for examined in instances:
+        if examined.probed is not None and spec.mode is not Mode.OBSERVE:
+            found += _about_probe(spec, examined, examined.probed)
+    return sorted(found, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def _seen(examined: Examined) -> Seen:
+    facts, probed = examined.facts, examined.probed
+    if probed is not None:
+        if probed.policy is not Policy.UNCLEAR:
+            # What it did is surer than what it says of itself; `_about_probe` says so where it is bad.
+            facts = replace(facts, policy=PRIORITY_POLICY)
+        if facts.max_num_seqs is None and examined.spec.max_num_seqs is None:
+            facts = replace(facts, max_num_seqs=probed.seats)
+    return Seen(
+        health=Health.OUT if examined.trouble else Health.HEALTHY,
+        trouble=examined.trouble,
+        facts=None if examined.trouble else facts,
+        kv_tokens=facts.load.kv_tokens if facts.load is not None else None,
+    )
+
+
+def _about_probe(spec: PoolSpec, examined: Examined, probed: Probed) -> list[Finding]:
+    subject = f"{examined.spec.id} of pool {spec.name}"
+    if probed.policy is Policy.IGNORED:
+        sentence = f"{subject} does not order by priority. {probed.detail}"
+        return [priority_ignored(spec, examined.spec.id, sentence)]
+    if probed.policy is Policy.UNCLEAR:
+        return [
+            Finding(
+                id="probe-unclear",
+                severity=Severity.WARNING,
+                pool=spec.name,
+                instance_id=examined.spec.id,
+                sentence=f"The probe of {subject} showed nothing. {probed.detail}",
+                why="Whether it orders by priority stays unverified.",
+                fix="Try again while the engine is quiet; start it with --scheduling-policy priority in any case.",
+            )
+        ]
+    return []
