@@ -36,7 +36,6 @@ from fairshare.wire.problems import (
     INVALID_API_KEY,
     INVALID_REQUEST,
     METHOD_NOT_ALLOWED,
-    MODEL_NOT_FOUND,
     NOT_FOUND,
     REQUEST_TIMEOUT,
     REQUEST_TOO_LARGE,
@@ -46,6 +45,7 @@ from fairshare.wire.problems import (
     Problem,
     RequestProblem,
     missing_model,
+    unknown_model,
 )
 
 log = logging.getLogger("fairshare.gateway")
@@ -770,7 +770,7 @@ class DataPort:
             raise missing_model(self._models_of(identity))
         home = self.driver.pool_of_model(model)
         if home is None or (identity.models is not None and model not in identity.models):
-            raise self._no_model(model, identity)
+            raise unknown_model(model, self._models_of(identity))
         asked = max(found.service_class or ServiceClass.INTERACTIVE, facts.service_class or ServiceClass.INTERACTIVE)
         self._next_number += 1
         request = Request(
@@ -817,7 +817,7 @@ class DataPort:
         name = unquote(path[len(MODELS_PATH) :].decode("latin-1")) if path.startswith(MODELS_PATH) else ""
         if name:
             if name not in self._models_of(identity):
-                raise self._no_model(name, identity)
+                raise unknown_model(name, self._models_of(identity))
             return msgspec.json.encode(self._model_card(name))
         cards = [self._model_card(model) for model in self._models_of(identity)]
         return msgspec.json.encode({"object": "list", "data": cards})
@@ -866,14 +866,6 @@ class DataPort:
     def _models_of(self, identity: Identity) -> list[str]:
         """What clients may call models with this key, each once."""
         return [model for model in self.driver.models if identity.models is None or model in identity.models]
-
-    def _no_model(self, model: str, identity: Identity) -> RequestProblem:
-        known = ", ".join(sorted(self._models_of(identity))) or "(this key may use none)"
-        return RequestProblem(
-            MODEL_NOT_FOUND,
-            f"The model {model[:200]!r} does not exist or this key may not use it; it may use {known}.",
-            param="model",
-        )
 
     def _model_card(self, model: str) -> dict[str, Any]:
         card: dict[str, Any] = {

@@ -16,6 +16,7 @@ from fairshare.clock import Clock
 from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Recall, Refused, Request, Send
 from fairshare.gateway.options import InstanceSpec, PoolSpec
 from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
+from fairshare.gateway.priority_watch import PriorityWatch
 from fairshare.gateway.upstream import InstanceConnections
 from fairshare.wire.problems import INTERNAL_ERROR, NO_INSTANCE, UPSTREAM_BROKE, Problem
 
@@ -180,6 +181,8 @@ class PoolDriver:
         self.wall = wall
         self.coarse = CoarseTime(clock())
         self.counters = Counters()
+        self.watch = PriorityWatch()
+        """Sees every request that an engine is told a priority for."""
         self._recorder = recorder
         self._pools: dict[str, DrivenPool] = {}
         self._by_model: dict[str, DrivenPool] = {}
@@ -336,14 +339,17 @@ class PoolDriver:
     def first_byte(self, exchange: Driven) -> None:
         """The first byte of its answer goes to the client."""
         if exchange.place is Place.SENT:
+            self.watch.first_byte(exchange.request.id, now=self.clock())
             self._carry_out(exchange.home, exchange.queue.first_byte(exchange.request.id))
 
     def aborted(self, exchange: Driven) -> None:
         """The engine's connection of a recalled request is closed."""
+        self.watch.ended(exchange.request.id)
         self._carry_out(exchange.home, exchange.queue.aborted(exchange.request.id))
 
     def reassigned(self, exchange: Driven, excluding: frozenset[str]) -> str | None:
         """Its instance could not be reached: another one, or None."""
+        self.watch.ended(exchange.request.id)
         if exchange.place is Place.NOWHERE:
             return exchange.home.next_instance(excluding)
         return exchange.queue.reassigned(exchange.request.id, excluding)
@@ -354,6 +360,7 @@ class PoolDriver:
         Promise P6 hangs on this being called exactly once for every request that was submitted.
         """
         del self._exchanges[exchange.request.id]
+        self.watch.ended(exchange.request.id)
         self.counters.open_requests -= 1
         if not self._exchanges:
             self._all_ended.set()

@@ -279,6 +279,17 @@ class Exchange:
         now = self._driver.clock()
         if self._sent_at is None:
             self._added_seconds = max(0.0, now - self._received_at - send.held_seconds)
+        if send.priority is not None:
+            self._driver.watch.sent(
+                self.request.id,
+                instance_id=send.instance_id,
+                team=self.request.team,
+                priority=send.priority,
+                slots=self.request.slots,
+                prompt_size=self._facts.estimated_prompt_tokens,
+                streaming=self._facts.stream,
+                now=now,
+            )
         self._go(self._driver.serving_pool(send.pool, self.home), send.instance_id, now)
 
     def send_unqueued(self) -> None:

@@ -74,6 +74,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_head_bytes",
         "_head_complete",
+        "_keeps_alive",
         "_listener",
         "_on_closed",
         "_parser",
@@ -99,6 +100,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._head_complete = False
         self._complete = False
+        self._keeps_alive = False
         self._paused = False
         self._reused = False
         self.sending = False
@@ -228,6 +230,8 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.status >= 200:
             self._complete = True
+            # Now, not later: llhttp forgets the head when it is done with the message.
+            self._keeps_alive = self._parser.should_keep_alive()
         else:
             self.headers.clear()  # 100 Continue and the like: the answer is still to come
 
@@ -240,7 +244,7 @@ class UpstreamConnection(asyncio.Protocol):
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
             self._listener = None
-            if reusable and not self.sending and self._parser.should_keep_alive():
+            if reusable and self._keeps_alive and not self.sending:
                 self.resume_reading()
                 self._reused = True
                 self.home.give_back(self)
