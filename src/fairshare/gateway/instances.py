@@ -52,6 +52,9 @@ SCRAPE_WINDOW = f"{SCRAPES_KEPT * SCRAPE_EVERY * CHECK_SECONDS:.0f} s"
 class Driver(Protocol):
     """What the supervisor tells the data path (see `PoolDriver`)."""
 
+    @property
+    def watch(self) -> PriorityWatch: ...
+
     def instance_changed(self, pool: str, spec: InstanceSpec, instance: Instance) -> None: ...
 
     def instance_removed(self, pool: str, instance_id: str) -> None: ...
@@ -139,7 +142,6 @@ class InstanceSupervisor:
         *,
         pool: Pool,
         driver: Driver,
-        watch: PriorityWatch | None = None,
         ask: Ask = ask,
         clock: Clock = clocks.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -147,7 +149,7 @@ class InstanceSupervisor:
         self._spec = spec
         self._pool = pool
         self._driver = driver
-        self._watch = watch
+        self._watch = driver.watch
         self._ask = ask
         self._clock = clock
         self._sleep = sleep
@@ -203,8 +205,7 @@ class InstanceSupervisor:
         watched = self._watched.pop(instance_id)
         if watched.task is not None:
             watched.task.cancel()
-        if self._watch is not None:
-            self._watch.remove(instance_id)
+        self._watch.remove(instance_id)
         if watched.told is not None:
             self._driver.instance_removed(self._spec.name, instance_id)
 
@@ -219,6 +220,10 @@ class InstanceSupervisor:
             except Exception:
                 # The watch must outlive whatever one check runs into; the next one is a second away.
                 log.exception("checking %s failed inside fairshare", watched.spec.id)
+
+    def told(self) -> list[Instance]:
+        """The instances as the data path knows them, for a queue that takes over from another."""
+        return [watched.told for watched in self._watched.values() if watched.told is not None]
 
     # ------------------------------------------------------------------ checks
 
@@ -258,8 +263,7 @@ class InstanceSupervisor:
             # It may have been restarted with other flags; what it did before says nothing about it now.
             watched.facts = None
             watched.loads.clear()
-            if self._watch is not None:
-                self._watch.forget(watched.spec.id)
+            self._watch.forget(watched.spec.id)
 
     def _saw(self, watched: _Watched, load: EngineLoad | None) -> None:
         watched.news = True
@@ -311,6 +315,8 @@ class InstanceSupervisor:
             self._driver.models_seen(self._spec.name, watched.spec.id, lengths)
         if watched.load is not None:
             self._driver.running_seen(self._spec.name, watched.spec.id, watched.load.running)
+            # Several schedulers behind one port order their own queues only.
+            self._watch.know(watched.spec.id, seats=watched.seats if watched.load.schedulers == 1 else None)
 
     def _those_accepting(self) -> set[str]:
         """The fit instances; when there is none, those that are only too slow: taking out the last one helps nobody."""
@@ -353,13 +359,6 @@ class InstanceSupervisor:
             for instance_id, watched in self._watched.items()
         ]
 
-    def sure_seats(self, instance_id: str) -> int | None:
-        """What the instance runs at most, where that is known for sure (see `PriorityWatch.sent`)."""
-        watched = self._watched.get(instance_id)
-        if watched is None or watched.load is None or watched.load.schedulers != 1:
-            return None
-        return watched.seats
-
     def _seen(self, watched: _Watched) -> Seen:
         loads = watched.loads if len(watched.loads) == SCRAPES_KEPT else ()
         return Seen(
@@ -369,7 +368,7 @@ class InstanceSupervisor:
             kv_tokens=watched.load.kv_tokens if watched.load is not None else None,
             waiting_throughout=min((load.waiting for load in loads), default=None),
             kv_usage_throughout=min((load.kv_usage for load in loads), default=None),
-            overtaken_never=self._watch.contradictions(watched.spec.id) if self._watch is not None else None,
+            overtaken_never=self._watch.contradictions(watched.spec.id),
         )
 
     def _health_of(self, watched: _Watched) -> Health:

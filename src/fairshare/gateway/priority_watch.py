@@ -76,6 +76,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _Instance:
+    seats: int | None = None
     answered_slots: int = 0
     """Of requests that have answered and not ended: they run."""
     pending_slots: int = 0
@@ -96,6 +97,13 @@ class PriorityWatch:
         self._sent: dict[str, _Sent] = {}
         self._instances: dict[str, _Instance] = {}
 
+    def know(self, instance_id: str, *, seats: int | None) -> None:
+        """What an instance runs at most; None: that is not known for sure, so nothing can be said about it."""
+        instance = self._instances.setdefault(instance_id, _Instance())
+        if instance.seats != seats:
+            instance.seats = seats
+            self.forget(instance_id)
+
     def sent(
         self,
         request_id: str,
@@ -106,12 +114,13 @@ class PriorityWatch:
         slots: int,
         prompt_size: int,
         streaming: bool,
-        seats: int | None,
         now: float,
     ) -> None:
-        """A request goes to an instance. `seats`: what it runs at most, if that is known for sure; `prompt_size`: in
-        any unit that is the same for all requests (bytes do)."""
-        instance = self._instances.setdefault(instance_id, _Instance())
+        """A request goes to an instance. `prompt_size`: in any unit that is the same for all requests."""
+        instance = self._instances.get(instance_id)
+        if instance is None or instance.seats is None:
+            return
+        seats = instance.seats
         request = _Sent(
             instance_id=instance_id,
             team=team,
@@ -120,9 +129,9 @@ class PriorityWatch:
             prompt_size=prompt_size,
             streaming=streaming,
             sent_at=now,
-            unhindered=seats is not None and instance.answered_slots + instance.pending_slots + slots <= seats,
+            unhindered=instance.answered_slots + instance.pending_slots + slots <= seats,
         )
-        if seats is not None and streaming and instance.case is None and now >= instance.look_at:
+        if streaming and instance.case is None and now >= instance.look_at:
             instance.look_at = now + LOOK_SECONDS
             self._open_case(instance, request, seats)
         self._sent[request_id] = request
@@ -168,7 +177,7 @@ class PriorityWatch:
                 instance.case = None
 
     def forget(self, instance_id: str) -> None:
-        """The instance was restarted: what it did before says nothing about it now."""
+        """The instance may have been restarted: what it did before says nothing about it now."""
         instance = self._instances.get(instance_id)
         if instance is not None:
             instance.case = None
