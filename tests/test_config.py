@@ -376,6 +376,12 @@ def test_a_fallback_is_another_pool_whose_engines_serve_the_same_models() -> Non
     assert 'the engines of "b" do not serve served' in only_problem(text)
 
 
+def test_a_pool_that_observes_is_no_fallback_and_uses_none() -> None:
+    assert '"b" dispatches as observe' in only_problem(two_pools(", fallback: b", ", dispatch: observe"))
+    warnings = read(two_pools(", fallback: b, dispatch: observe")).warnings
+    assert any("observe does not use its fallback" in warning for warning in warnings)
+
+
 def test_fallbacks_that_go_round_in_a_circle_are_refused() -> None:
     assert "a → a" in only_problem(two_pools(", fallback: a"))
     first, second = problems(two_pools(", fallback: b", ", fallback: a"))

@@ -809,6 +809,12 @@ def _check_fallbacks(spec: GatewaySpec, report: _Report) -> None:
         if path[-1] == pool.name:
             report.problem(where, f"the fallbacks go round in a circle ({' → '.join(path)}); remove one of them")
             continue
+        if pools[pool.fallback].mode is Mode.OBSERVE:
+            report.problem(
+                where, f'"{pool.fallback}" dispatches as observe, so it cannot keep guests in their place; use hold'
+            )
+        if pool.mode is Mode.OBSERVE:
+            report.warning(where, "a pool that dispatches as observe does not use its fallback")
         missing = set(pool.models.values()) - set(pools[pool.fallback].models.values())
         if missing:
             report.problem(

@@ -33,7 +33,7 @@ def get(
 ) -> httpx.Response:
     app = admin_app(
         pools=lambda: pools,
-        metrics=Metrics(lambda: pools, Counters()),
+        metrics=Metrics(lambda: pools, Counters),
         not_ready=lambda: not_ready,
         page=PAGE,
         key=lambda: key,
@@ -160,7 +160,7 @@ def test_without_a_key_a_web_page_that_resolves_its_own_name_to_loopback_reads_n
 
 def test_the_server_answers_on_its_socket_and_ends_when_told() -> None:
     app = admin_app(
-        pools=lambda: (), metrics=Metrics(lambda: (), Counters()), not_ready=lambda: None, page=PAGE, key=lambda: None
+        pools=lambda: (), metrics=Metrics(lambda: (), Counters), not_ready=lambda: None, page=PAGE, key=lambda: None
     )
 
     async def run() -> int:

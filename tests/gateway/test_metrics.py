@@ -25,7 +25,7 @@ def spec(*teams: str) -> GatewaySpec:
 
 
 def metrics_of(*pools: PoolStatus, counters: Counters | None = None) -> Metrics:
-    metrics = Metrics(lambda: pools, counters or Counters())
+    metrics = Metrics(lambda: pools, lambda: counters or Counters())
     metrics.configure(spec("search", "ads"))
     return metrics
 

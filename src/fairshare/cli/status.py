@@ -105,7 +105,7 @@ def _show(show: "Callable[[str | Table], None]", pool: "PoolStatus") -> None:
 
 
 def _team_table(teams: "Iterable[TeamStatus]") -> "Table":
-    table = _table("team", "share", "reserved", "in flight", "borrowing", "held", "usage", "LF", "rank", "phantoms")
+    table = _table("team", "share", "owns", "in flight", "borrows", "held", "usage", "LF", "rank", "phantoms")
     for team in teams:
         table.add_row(
             _literal(team.team),
@@ -123,7 +123,7 @@ def _team_table(teams: "Iterable[TeamStatus]") -> "Table":
 
 
 def _instance_table(instances: "Iterable[InstanceStatus]") -> "Table":
-    table = _table("engine", "health", "part", "seats", "in flight", "running", "waiting", "KV")
+    table = _table("engine", "health", "part", "seats", "in flight", "runs", "waits", "KV")
     for instance in instances:
         table.add_row(
             _literal(instance.id),
@@ -142,10 +142,10 @@ def _table(first: str, *others: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold", min_width=8)
     for heading in others:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

@@ -160,9 +160,9 @@ class Metrics:
     Lives on the event loop's thread.
     """
 
-    def __init__(self, pools: Callable[[], Iterable[PoolStatus]], counters: Counters) -> None:
+    def __init__(self, pools: Callable[[], Iterable[PoolStatus]], counters: Callable[[], Counters]) -> None:
         self._read_pools = pools
-        self._counters = counters
+        self._read_counters = counters
         self._pools: frozenset[str] = frozenset()
         self._teams: frozenset[str] = frozenset()
         self._requests: dict[tuple[str, str, str, str, str], int] = {}
@@ -219,7 +219,7 @@ class Metrics:
         yield _histogram(HELD_SECONDS, self._held)
         yield _histogram(ADDED_SECONDS, self._added)
         yield from _pool_metrics(list(self._read_pools()), self._teams)
-        counters = self._counters
+        counters = self._read_counters()
         yield _gauge(CONNECTIONS, [((), counters.open_connections)])
         yield _counter(CONNECTIONS_REFUSED, [((), counters.connections_refused_total)])
         yield _counter(BAD_REQUESTS, [((), counters.bad_requests_total)])

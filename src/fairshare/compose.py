@@ -1,0 +1,324 @@
+"""The composition root: builds a gateway from its settings, starts it, reloads it, drains it, ends it.
+
+Everything that decides runs on one event loop's thread; only the configuration is read on another.
+"""
+
+import asyncio
+import logging
+import resource
+import signal
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from fairshare.config import ConfigError, Settings, load
+from fairshare.core.decisions import DispatchQueue, Instance
+from fairshare.core.dispatch import make_queue
+from fairshare.core.pool import Pool
+from fairshare.dashboard import status_page
+from fairshare.gateway.admin import AdminServer, admin_app
+from fairshare.gateway.data_port import DataPort
+from fairshare.gateway.driver import PoolDriver
+from fairshare.gateway.identity import StaticDirectory, identities_of
+from fairshare.gateway.instances import InstanceSupervisor
+from fairshare.gateway.listening import bound_to, listening_socket
+from fairshare.gateway.metrics import Metrics
+from fairshare.gateway.options import GatewaySpec, PoolSpec
+from fairshare.gateway.status import PoolStatus, pool_status
+
+log = logging.getLogger("fairshare")
+
+DESCRIPTORS_PER_REQUEST = 2
+"""One connection of the client's, one to the engine."""
+
+SPARE_DESCRIPTORS = 200
+"""For listening sockets, health checks, the admin port and files."""
+
+
+def run(path: Path, environ: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `OperatorError` if the gateway cannot start."""
+    settings = load(path, environ)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, environ))
+
+
+async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT: the first drains, the second ends at once. SIGHUP reads the settings again."""
+    loop = asyncio.get_running_loop()
+    ending, at_once, reload_wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        (at_once if ending.is_set() else ending).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, reload_wanted.set)
+
+    gateway = Gateway(settings)
+    try:
+        await gateway.start()
+        reloads = asyncio.create_task(_reload_when_wanted(gateway, reload_wanted, settings.path, environ))
+        await ending.wait()
+        reloads.cancel()
+        await _first_of(gateway.drain(), at_once.wait())
+    finally:
+        await gateway.stop()
+
+
+async def _reload_when_wanted(
+    gateway: "Gateway", wanted: asyncio.Event, path: Path, environ: Mapping[str, str]
+) -> None:
+    while True:
+        await wanted.wait()
+        wanted.clear()
+        try:
+            await gateway.reload(await asyncio.to_thread(load, path, environ))
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error("%s", problem)
+            log.error("The configuration was not reloaded; the one from before stays in force.")
+        except Exception:
+            # Serving must outlive whatever a reload runs into.
+            log.exception("Reloading the configuration failed inside fairshare; parts of it may be in force.")
+
+
+async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Runs them until one is done, and cancels the others."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class _Composed:
+    """One pool, and what belongs to it."""
+
+    spec: PoolSpec
+    pool: Pool
+    queue: DispatchQueue
+    supervisor: InstanceSupervisor
+
+
+class Gateway:
+    """The parts of one gateway process, wired: `start`, any number of `reload`, `drain`, `stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._spec = settings.gateway
+        self._composed: dict[str, _Composed] = {}
+        self._serving = False
+        self._directory = StaticDirectory.of(self._spec.teams)
+        self._metrics = Metrics(self.pools, lambda: self._driver.counters)
+        self._driver = PoolDriver(recorder=self._metrics)
+        self._data_port = DataPort(driver=self._driver, directory=self._directory, limits=self._spec.limits)
+        self._admin = AdminServer(
+            admin_app(
+                pools=self.pools,
+                metrics=self._metrics,
+                not_ready=self.not_ready,
+                page=status_page(),
+                key=lambda: self._spec.admin.key,
+            )
+        )
+        self._admin_serves: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ what it shows
+
+    def pools(self) -> list[PoolStatus]:
+        """The state of every pool, in the order of the configuration."""
+        return [
+            pool_status(composed.spec, composed.pool, composed.queue, composed.supervisor)
+            for composed in (self._composed.get(spec.name) for spec in self._spec.pools)
+            if composed is not None
+        ]
+
+    def not_ready(self) -> str | None:
+        """Why it should get no traffic now; None: it should."""
+        if not self._serving:
+            return "the gateway is starting or shutting down"
+        reports = [report for composed in self._composed.values() for report in composed.supervisor.reports()]
+        if not any(report.healthy for report in reports):
+            return "no engine is healthy"
+        return None
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Listen and serve. Raises `OperatorError` if an address cannot be listened on."""
+        spec = self._spec
+        for warning in self._settings.warnings:
+            log.warning("%s", warning)
+        _raise_descriptor_limit(spec.limits.max_connections)
+        with listening_socket(spec.listen, purpose="the data port") as data_socket:
+            admin_socket = listening_socket(spec.admin.address, purpose="the admin port")
+            admin_at = bound_to(admin_socket)
+            # The admin port first: whoever started us can see that we live, and why we are not ready yet.
+            self._admin_serves = asyncio.create_task(self._admin.run_on(admin_socket))
+            self._metrics.configure(spec)
+            for pool_spec in _fallbacks_first(spec.pools):
+                self._add(pool_spec)
+            await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
+            listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
+        self._serving = True
+        log.info(
+            "fairshare %s serves %s on %s; status page, API and metrics on http://%s",
+            version("fairshare"),
+            ", ".join(f"pool {pool.name}" for pool in spec.pools),
+            listening_at,
+            admin_at,
+        )
+
+    async def drain(self) -> None:
+        """Accept nothing more, and let what was accepted finish, up to the limit of the configuration."""
+        self._serving = False
+        limit_seconds = self._spec.limits.drain_seconds
+        log.info(
+            "Draining: %d requests may take up to %g s more; a second signal ends at once.",
+            self._driver.open_requests,
+            limit_seconds,
+        )
+        await self._data_port.drain(limit_seconds)
+
+    async def stop(self) -> None:
+        """End everything. Afterwards nothing is in flight, held or listening."""
+        self._serving = False
+        await asyncio.gather(*(composed.supervisor.stop() for composed in self._composed.values()))
+        await self._data_port.close()
+        self._admin.stop()
+        if self._admin_serves is not None:
+            await self._admin_serves
+        log.info("Ended.")
+
+    # ------------------------------------------------------------------ reload
+
+    async def reload(self, settings: Settings) -> None:
+        """Put other settings in force. What runs and what is held goes on; keys and teams switch at once."""
+        spec = self._keeping_addresses(settings.gateway)
+        for warning in settings.warnings:
+            log.warning("%s", warning)
+        wanted = {pool.name for pool in spec.pools}
+        added = [pool.name for pool in spec.pools if pool.name not in self._composed]
+        removed = [name for name in self._composed if name not in wanted]
+        changed = [
+            pool.name for pool in spec.pools if pool.name in self._composed and self._composed[pool.name].spec != pool
+        ]
+        redispatched = self._dispatching_differently(spec.pools)
+        for pool_spec in _fallbacks_first(spec.pools):
+            if pool_spec.name in added:
+                self._add(pool_spec)
+            elif pool_spec.name in redispatched:
+                self._dispatch_differently(pool_spec)
+        self._directory.replace(identities_of(spec.teams))
+        self._metrics.configure(spec)
+        self._data_port.update(spec.limits)
+        self._spec = spec
+        for name in removed:
+            composed = self._composed.pop(name)
+            await composed.supervisor.stop()
+            self._driver.remove_pool(name)
+        by_name = {pool.name: pool for pool in spec.pools}
+        await asyncio.gather(
+            *(self._composed[name].supervisor.start() for name in added),
+            *(self._change(by_name[name]) for name in changed),
+        )
+        log.info(
+            "The configuration was reloaded: pools added: %s; changed: %s; removed: %s; %d teams, %d keys.",
+            ", ".join(added) or "none",
+            ", ".join(changed) or "none",
+            ", ".join(removed) or "none",
+            len(spec.teams),
+            sum(len(team.keys) for team in spec.teams),
+        )
+
+    def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
+        """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""
+        old = self._spec
+        if spec.listen != old.listen:
+            log.warning("listen changed from %s to %s; this needs a restart.", old.listen, spec.listen)
+        if spec.admin.address != old.admin.address:
+            log.warning("admin changed from %s to %s; this needs a restart.", old.admin.address, spec.admin.address)
+            return replace(spec, listen=old.listen, admin=old.admin)
+        return replace(spec, listen=old.listen)
+
+    def _dispatching_differently(self, pools: Iterable[PoolSpec]) -> set[str]:
+        """The running pools that need another queue: their mode, options or fallback changed, or their fallback's."""
+        different: set[str] = set()
+        for spec in _fallbacks_first(pools):
+            composed = self._composed.get(spec.name)
+            if composed is None:
+                continue
+            old = composed.spec
+            if (old.mode, old.hold, old.fallback) != (spec.mode, spec.hold, spec.fallback) or (
+                spec.fallback in different
+            ):
+                different.add(spec.name)
+        return different
+
+    async def _change(self, spec: PoolSpec) -> None:
+        """Change a running pool; usage and what is in flight stay."""
+        composed = self._composed[spec.name]
+        composed.spec = spec
+        composed.pool.set_shares(spec.shares)
+        if composed.pool.half_life_seconds != spec.half_life_seconds:
+            composed.pool.set_half_life(spec.half_life_seconds)
+        self._driver.update_pool(spec)
+        await composed.supervisor.reconfigure(spec)
+        self._driver.capacity_changed(spec.name)
+
+    def _dispatch_differently(self, spec: PoolSpec) -> None:
+        composed = self._composed[spec.name]
+        composed.queue = self._queue(spec, composed.pool, composed.supervisor.told())
+        self._driver.replace_queue(spec.name, composed.queue)
+
+    # ------------------------------------------------------------------ building
+
+    def _add(self, spec: PoolSpec) -> None:
+        pool = Pool(spec.name, spec.capacity, spec.shares, spec.half_life_seconds, self._driver.clock)
+        queue = self._queue(spec, pool, ())
+        self._driver.add_pool(spec, queue)
+        supervisor = InstanceSupervisor(spec, pool=pool, driver=self._driver)
+        self._composed[spec.name] = _Composed(spec, pool, queue, supervisor)
+
+    def _queue(self, spec: PoolSpec, pool: Pool, instances: Iterable[Instance]) -> DispatchQueue:
+        fallback = None if spec.fallback is None else self._composed[spec.fallback].queue
+        return make_queue(pool, spec.mode, options=spec.hold, instances=instances, fallback=fallback)
+
+
+def _fallbacks_first(pools: Iterable[PoolSpec]) -> list[PoolSpec]:
+    """The pools in an order in which a pool comes after its fallback. There is no circle: the configuration says so."""
+    by_name = {pool.name: pool for pool in pools}
+    ordered: dict[str, PoolSpec] = {}
+
+    def add(pool: PoolSpec) -> None:
+        if pool.fallback is not None:
+            add(by_name[pool.fallback])
+        ordered.setdefault(pool.name, pool)
+
+    for pool in by_name.values():
+        add(pool)
+    return list(ordered.values())
+
+
+def _raise_descriptor_limit(max_connections: int) -> None:
+    """Every open stream takes two file descriptors; use what the machine allows."""
+    needed = DESCRIPTORS_PER_REQUEST * max_connections + SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = hard if hard != resource.RLIM_INFINITY else needed
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, allowed), hard))
+    if allowed < needed:
+        log.warning(
+            "limits.max_connections is %d, which may need %d open files, but the system allows %d; raise it "
+            "(LimitNOFILE, ulimit -n) or lower max_connections.",
+            max_connections,
+            needed,
+            allowed,
+        )
