@@ -12,14 +12,15 @@ every way in which a well-behaved engine could look guilty is taken out before a
 - *Was the urgent one slow for a reason of its own?* It must have waited several times as long as its team's requests of
   that size needed on the same instance when seats were free. Without such a measure there is no case.
 - *Answers that are not streamed* give their first byte at their end and say nothing; they count as pending only.
+- *Were they apart?* Seats that come free in one step are taken together; only clear distances in time count.
 - *How often?* Only `CASES` guilty ones, with hardly any that show the opposite among the last `MEMORY`, make a verdict.
 
 Pure: events in, counts out. Times are on one clock of the caller, in seconds.
 """
 
-import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 CASES = 20
 """Guilty cases before anything is said."""
@@ -28,7 +29,7 @@ MEMORY = 50
 """How many of the last cases of an instance count."""
 
 INNOCENT_LIMIT = 2
-"""More cases than this among them in which a lazier request was overtaken: the engine does order."""
+"""More cases than this among them in which lazier requests were overtaken: the engine does order."""
 
 LEAST_WAITING = 3
 """Lazier requests that must surely wait for a case. With fewer, a step's worth of reordering could be the reason."""
@@ -37,17 +38,17 @@ OWN_SLOWNESS_FACTOR = 3.0
 """How many times its unhindered first byte an urgent request must have waited."""
 
 JITTER_SECONDS = 0.25
-"""Added to that: what network and event loop may do to both ends of a measurement."""
+"""First bytes closer together than this have no order: network, event loop, and seats that come free in one step."""
 
 UNHINDERED_SAMPLES = 10
 """Measures of unhindered first bytes of the team's requests of that size before a case can count."""
 
-UNHINDERED_MEMORY = 200
-"""Unhindered first bytes remembered per instance."""
+UNHINDERED_MEMORY = 50
+"""Unhindered first bytes remembered per instance and team."""
 
 
-LOOK_SECONDS = 0.5
-"""An instance's queue is looked through for a case at most this often: looking costs time, cases are plenty."""
+MOST_LAZIER = 100
+"""So many of the lazier requests are followed in one case, the first sent first; more would only cost time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,16 +63,17 @@ class _Sent:
     streaming: bool
     sent_at: float
     unhindered: bool
-    answered: bool = False
+    answered_at: float | None = None
 
 
 @dataclass(slots=True)
 class _Case:
-    """An urgent request whose first byte is awaited, and the lazier ones that waited when it was sent."""
+    """An urgent request, and the lazier ones that had no first byte when it was sent."""
 
     urgent: _Sent
-    waiting: list[_Sent]
-    surely_waiting: int
+    lazier: list[_Sent]
+    may_be_computing: int
+    """So many of them may not have waited, but computed their prompts."""
 
 
 @dataclass(slots=True)
@@ -82,16 +84,24 @@ class _Instance:
     pending_slots: int = 0
     pending: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
     """Sent and without a first byte, in the order in which they were sent."""
+    streams_pending: Counter[int] = field(default_factory=Counter[int])
+    """Priority → how many of them are streamed."""
     case: _Case | None = None
-    look_at: float = -math.inf
-    """The next look for a case."""
     guilty: deque[bool] = field(default_factory=lambda: deque(maxlen=MEMORY))
-    unhindered: deque[tuple[str, int, float]] = field(default_factory=lambda: deque(maxlen=UNHINDERED_MEMORY))
-    """(team, prompt size, seconds to the first byte) of requests sent while seats were free."""
+    unhindered: dict[str, deque[tuple[int, float]]] = field(default_factory=dict[str, deque[tuple[int, float]]])
+    """Team → (prompt size, seconds to the first byte) of its requests that were sent while seats were free."""
+
+    def no_longer_pending(self, request_id: str, request: _Sent) -> None:
+        del self.pending[request_id]
+        self.pending_slots -= request.slots
+        if request.streaming:
+            self.streams_pending[request.priority] -= 1
+            if not self.streams_pending[request.priority]:
+                del self.streams_pending[request.priority]
 
 
 class PriorityWatch:
-    """Watches all instances of a gateway. One case at a time per instance, so that its cost stays small."""
+    """Watches all instances of a gateway. One case at a time per instance, so that it costs little."""
 
     def __init__(self) -> None:
         self._sent: dict[str, _Sent] = {}
@@ -131,27 +141,30 @@ class PriorityWatch:
             sent_at=now,
             unhindered=instance.answered_slots + instance.pending_slots + slots <= seats,
         )
-        if streaming and instance.case is None and now >= instance.look_at:
-            instance.look_at = now + LOOK_SECONDS
+        self._judge_if_due(instance, now)
+        if streaming and instance.case is None and len(instance.unhindered.get(team, ())) >= UNHINDERED_SAMPLES:
             self._open_case(instance, request, seats)
         self._sent[request_id] = request
         instance.pending[request_id] = request
         instance.pending_slots += slots
+        if streaming:
+            instance.streams_pending[priority] += 1
 
     def first_byte(self, request_id: str, *, now: float) -> None:
         """Something of its answer came from the engine."""
         request = self._sent.get(request_id)
-        if request is None or request.answered:
+        if request is None or request.answered_at is not None:
             return
-        request.answered = True
+        request.answered_at = now
         instance = self._instances[request.instance_id]
-        del instance.pending[request_id]
-        instance.pending_slots -= request.slots
+        instance.no_longer_pending(request_id, request)
         instance.answered_slots += request.slots
         if request.unhindered and request.streaming:
-            instance.unhindered.append((request.team, request.prompt_size, now - request.sent_at))
-        if instance.case is not None and instance.case.urgent is request:
-            self._close_case(instance, instance.case, now)
+            measures = instance.unhindered.get(request.team)
+            if measures is None:
+                measures = instance.unhindered[request.team] = deque(maxlen=UNHINDERED_MEMORY)
+            measures.append((request.prompt_size, now - request.sent_at))
+        self._judge_if_due(instance, now)
 
     def ended(self, request_id: str) -> None:
         """The engine has finished with it, or it was aborted there."""
@@ -159,22 +172,17 @@ class PriorityWatch:
         if request is None:
             return
         instance = self._instances[request.instance_id]
-        if request.answered:
+        if request.answered_at is not None:
             instance.answered_slots -= request.slots
-        else:
-            del instance.pending[request_id]
-            instance.pending_slots -= request.slots
-        case = instance.case
-        if case is None:
             return
-        if case.urgent is request:
-            instance.case = None  # no first byte will come
-        elif not request.answered and request in case.waiting:
-            # It left the queue by itself, so whether it would have been overtaken is not known.
-            case.waiting.remove(request)
-            case.surely_waiting -= 1
-            if case.surely_waiting < LEAST_WAITING:
-                instance.case = None
+        instance.no_longer_pending(request_id, request)
+        case = instance.case
+        if case is not None:
+            if case.urgent is request:
+                instance.case = None  # no first byte will come
+            elif request in case.lazier:
+                # It left by itself; whether it would have been overtaken nobody knows.
+                case.lazier.remove(request)
 
     def forget(self, instance_id: str) -> None:
         """The instance may have been restarted: what it did before says nothing about it now."""
@@ -199,29 +207,37 @@ class PriorityWatch:
         return guilty if guilty >= CASES and innocent <= INNOCENT_LIMIT else None
 
     def _open_case(self, instance: _Instance, urgent: _Sent, seats: int) -> None:
-        lazier = [
-            pending for pending in instance.pending.values() if pending.streaming and pending.priority > urgent.priority
-        ]
-        if not lazier:
-            return
         # The worst that could be: everything that computes its prompt now is among the lazier ones.
         may_be_computing = max(0, seats - instance.answered_slots)
-        surely_waiting = len(lazier) - may_be_computing
-        if surely_waiting >= LEAST_WAITING:
-            instance.case = _Case(urgent=urgent, waiting=lazier, surely_waiting=surely_waiting)
+        count = sum(count for priority, count in instance.streams_pending.items() if priority > urgent.priority)
+        if count - may_be_computing < LEAST_WAITING:
+            return
+        lazier = (sent for sent in instance.pending.values() if sent.streaming and sent.priority > urgent.priority)
+        instance.case = _Case(
+            urgent=urgent, lazier=list(islice(lazier, MOST_LAZIER)), may_be_computing=may_be_computing
+        )
 
-    def _close_case(self, instance: _Instance, case: _Case, now: float) -> None:
+    def _judge_if_due(self, instance: _Instance, now: float) -> None:
+        case = instance.case
+        if case is None or case.urgent.answered_at is None or now < case.urgent.answered_at + JITTER_SECONDS:
+            return
         instance.case = None
-        overtaken = any(not waiting.answered for waiting in case.waiting)
-        if overtaken:
+        at = case.urgent.answered_at
+        waited = len(case.lazier) - case.may_be_computing
+        went_first = sum(
+            lazy.answered_at is not None and lazy.answered_at < at - JITTER_SECONDS for lazy in case.lazier
+        )
+        overtaken = sum(lazy.answered_at is None or lazy.answered_at > at + JITTER_SECONDS for lazy in case.lazier)
+        if overtaken >= waited / 2:
             instance.guilty.append(False)
-            return
-        alike = [
-            seconds
-            for team, prompt_size, seconds in instance.unhindered
-            if team == case.urgent.team and prompt_size >= case.urgent.prompt_size / 2
-        ]
-        if len(alike) < UNHINDERED_SAMPLES:
-            return
-        if now - case.urgent.sent_at >= OWN_SLOWNESS_FACTOR * max(alike) + JITTER_SECONDS:
+        elif (
+            went_first - case.may_be_computing >= LEAST_WAITING
+            and overtaken <= waited / 4
+            and self._slower_than_alone(instance, case.urgent, at - case.urgent.sent_at)
+        ):
             instance.guilty.append(True)
+
+    def _slower_than_alone(self, instance: _Instance, urgent: _Sent, seconds: float) -> bool:
+        measures = instance.unhindered.get(urgent.team, ())
+        alike = [alone_seconds for size, alone_seconds in measures if size >= urgent.prompt_size / 2]
+        return len(alike) >= UNHINDERED_SAMPLES and seconds >= OWN_SLOWNESS_FACTOR * max(alike)
