@@ -129,6 +129,9 @@ class Gateway:
             )
         )
         self._admin_serves: asyncio.Task[None] | None = None
+        self.listening_at = self._spec.listen
+        """Where the data port listens, once it is started."""
+        self.admin_at = self._spec.admin.address
 
     # ------------------------------------------------------------------ what it shows
 
@@ -159,21 +162,21 @@ class Gateway:
         _raise_descriptor_limit(spec.limits.max_connections)
         with listening_socket(spec.listen, purpose="the data port") as data_socket:
             admin_socket = listening_socket(spec.admin.address, purpose="the admin port")
-            admin_at = bound_to(admin_socket)
+            self.admin_at = bound_to(admin_socket)
             # The admin port first: whoever started us can see that we live, and why we are not ready yet.
             self._admin_serves = asyncio.create_task(self._admin.run_on(admin_socket))
             self._metrics.configure(spec)
             for pool_spec in _fallbacks_first(spec.pools):
                 self._add(pool_spec)
             await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
-            listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
+            self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
         self._serving = True
         log.info(
             "fairshare %s serves %s on %s; status page, API and metrics on http://%s",
             version("fairshare"),
             ", ".join(f"pool {pool.name}" for pool in spec.pools),
-            listening_at,
-            admin_at,
+            self.listening_at,
+            self.admin_at,
         )
 
     async def drain(self) -> None:
