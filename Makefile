@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm venv check unit lock lock-vllm system-deps clean
+.PHONY: help run test test-vllm venv check unit mutants lock lock-vllm system-deps clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,10 @@ $(VLLM_STAMP): requirements/vllm.txt requirements/vllm.in
 	|| { echo "test-vllm: no package source has $$(grep '^torch==' requirements/vllm.in); add PyTorch's index of CPU wheels to pip's extra-index-url (or a folder that holds the wheel to find-links)"; exit 1; }
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm.txt
 	touch $@
+
+mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 lock: ## renew requirements/*.txt from the ranges in pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --all-extras --group check --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/check.txt

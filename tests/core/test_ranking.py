@@ -94,6 +94,18 @@ def test_a_hundred_levels_fill_each_rank_with_ten() -> None:
     assert [ladder.rank(float(level)) for level in range(100)] == [level // 10 for level in range(100)]
 
 
+def test_a_level_counts_until_its_last_team_has_left_it() -> None:
+    ladder = Ladder([0.0, 0.0, 0.0] + [float(level) for level in range(1, 12)])  # 14 teams on 12 levels
+    assert ladder.rank(6.0) == 5  # 10 * 6 // 12
+    ladder.move(0.0, 1.0)
+    ladder.move(0.0, 1.0)
+    assert ladder.rank(6.0) == 5
+    ladder.move(0.0, 1.0)
+    assert ladder.rank(6.0) == 4  # 10 * 5 // 11
+    ladder.move(1.0, 0.0)
+    assert ladder.rank(6.0) == 5
+
+
 def _naive_rank(keys: list[float], key: float) -> int:
     if len(keys) <= 10:
         return sum(other < key for other in keys)
@@ -103,7 +115,9 @@ def _naive_rank(keys: list[float], key: float) -> int:
 
 
 @given(
-    start=st.lists(st.integers(0, 14), min_size=1, max_size=25),
+    start=st.one_of(
+        st.lists(st.integers(0, 14), min_size=1, max_size=10), st.lists(st.integers(0, 14), min_size=11, max_size=25)
+    ),
     moves=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 14)), max_size=40),
 )
 def test_a_ladder_knows_the_rank_of_every_team_after_any_moves(start: list[int], moves: list[tuple[int, int]]) -> None:

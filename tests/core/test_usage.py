@@ -153,6 +153,10 @@ def test_a_rebase_tells_what_became_of_a_number_that_somebody_kept() -> None:
     kept, shift = scale.scaled(3.0, now=0.0), scale.shift_half_lives
     scale.rebase(now=700.0)
     assert kept * 2.0 ** (shift - scale.shift_half_lives) == halved(kept, 70)
+    scale.rebase(now=1400.0)
+    assert kept * 2.0 ** (shift - scale.shift_half_lives) == halved(kept, 140)
+    scale.restart(20.0, now=1410.0)
+    assert kept * 2.0 ** (shift - scale.shift_half_lives) == halved(kept, 141)
 
 
 def test_a_change_of_half_life_keeps_the_usage_of_that_moment() -> None:

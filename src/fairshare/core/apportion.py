@@ -40,7 +40,7 @@ def exact_shares(shares: Mapping[str, Share]) -> dict[str, Fraction]:
                 f"shares must sum to at most 1, but the share {share!r} of team {team!r} brings the sum to "
                 f"{float(total):.12g}; lower it, or another team's"
             )
-    if total != 1 and abs(total - 1) <= SUM_TOLERANCE:
+    if abs(total - 1) <= SUM_TOLERANCE:
         return {team: share / total for team, share in exact.items()}
     return exact
 
@@ -65,7 +65,7 @@ def apportion_exact(capacity_slots: int, shares: Mapping[str, Fraction]) -> dict
         whole, part = divmod(share.numerator * capacity_slots, share.denominator)
         reserved[team] = whole
         remainders.append((Fraction(-part, share.denominator), team))  # negated: the largest first, then by name
-    left = int(sum(shares.values(), Fraction(0)) * capacity_slots) - sum(reserved.values())
+    left = int(sum(shares.values()) * capacity_slots) - sum(reserved.values())
     for _, team in sorted(remainders)[:left]:
         reserved[team] += 1
     return reserved
@@ -103,5 +103,5 @@ def _fraction(share: Share) -> Fraction:
     if isinstance(share, Decimal):
         exponent = share.as_tuple().exponent
         if not isinstance(exponent, int) or not -_MOST_DECIMAL_PLACES <= exponent <= _MOST_DECIMAL_PLACES:
-            raise ValueError("NaN, infinite, or too many digits")
+            raise ValueError  # NaN, infinite, or too long to be exact; the caller says whose share it is
     return Fraction(share)

@@ -37,7 +37,7 @@ def level_key(scaled_cost_units: float, share: float) -> float:
     """
     if not share:
         return inf
-    return float(f"{scaled_cost_units / share:.12g}") if scaled_cost_units else 0.0
+    return float(f"{scaled_cost_units / share:.12g}")
 
 
 class Ladder:
