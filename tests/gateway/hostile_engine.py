@@ -64,9 +64,9 @@ class _Connection(asyncio.StreamReaderProtocol):
     """Tells a request that the gateway closed its connection."""
 
     def __init__(self, engine: "HostileEngine") -> None:
-        self._engine = engine
-        self._wire: Wire | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._its_engine = engine
+        self._its_wire: Wire | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._bytes = asyncio.StreamReader(limit=1 << 24)
         super().__init__(self._bytes)
 
@@ -74,18 +74,22 @@ class _Connection(asyncio.StreamReaderProtocol):
         super().connection_made(transport)
         loop = asyncio.get_running_loop()
         writer = asyncio.StreamWriter(transport, self, self._bytes, loop)  # type: ignore[arg-type]
-        self._wire = Wire(self._bytes, writer)
-        self._task = loop.create_task(self._engine.serve(self._bytes, self._wire, self._engine.connections))
-        self._engine.connections += 1
-        self._engine.tasks.add(self._task)
-        self._task.add_done_callback(self._engine.tasks.discard)
+        self._its_wire = Wire(self._bytes, writer)
+        self._serving = loop.create_task(self._its_engine.serve(self._bytes, self._its_wire, self._its_engine.connections))
+        self._its_engine.connections += 1
+        self._its_engine.tasks.add(self._serving)
+        self._serving.add_done_callback(self._its_engine.tasks.discard)
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False  # as engines do: who closes has left
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._wire is not None and self._wire.asked is not None and not self._wire.closed:
-            self._wire.asked.gone.set()
-            assert self._task is not None
-            self._task.cancel()
+        if self._its_wire is not None and self._its_wire.asked is not None and not self._its_wire.closed:
+            self._its_wire.asked.gone.set()
+            assert self._serving is not None
+            self._serving.cancel()
 
 
 Script = Callable[[Asked, Wire], Awaitable[None]]

@@ -614,7 +614,8 @@ class Exchange:
         usage = failure = None
         if tail is not None:
             usage, failure = tail.usage, tail.failure
-        failed = failure is not None or self._status >= 500
+        # An error with its own status (400, say) is the engine's answer to a wrong request, not its failure.
+        failed = self._status >= 500 or (failure is not None and self._status < 300)
         self._end(
             Outcome.FAILED if failed else Outcome.COMPLETED,
             status=self._status,
