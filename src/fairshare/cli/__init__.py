@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fairshare.cli import check, doctor, keys, serve, status
+from fairshare.cli import check, demo, doctor, engine, keys, serve, status
 from fairshare.errors import FairshareError
 
-COMMANDS = (serve, check, keys, doctor, status)
+COMMANDS = (serve, check, doctor, status, keys, demo, engine)
 """Each has `register(app)`; the order is the one of `fairshare --help`."""
 
 

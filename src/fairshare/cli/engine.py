@@ -1,14 +1,18 @@
 """`fairshare engine`: the stand-in for a vLLM server."""
 
-import asyncio
-import signal
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-import uvloop
 
-from fairshare.engine.scheduler import Policy, SchedulerConfig
-from fairshare.engine.server import EngineServer, EngineSettings
+from fairshare.errors import OperatorError
+
+if TYPE_CHECKING:
+    from fairshare.engine.server import EngineSettings
+
+
+def register(app: typer.Typer) -> None:
+    example = "fairshare engine --port 9001 --model tiny --max-num-seqs 16 --kv-tokens 65536 --policy priority"
+    app.command("engine", epilog=f"Example: {example}")(engine)
 
 
 def engine(
@@ -19,8 +23,9 @@ def engine(
         int, typer.Option(min=1, help="Size of the KV cache in tokens, as vLLM counts it (one block is never used).")
     ] = 65_536,
     policy: Annotated[
-        Policy, typer.Option(help="vLLM's --scheduling-policy. With fcfs, priorities are silently ignored.")
-    ] = Policy.FCFS,
+        Literal["priority", "fcfs"],
+        typer.Option(help="vLLM's --scheduling-policy. With fcfs, priorities are silently ignored."),
+    ] = "fcfs",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Names that clients may use instead of --model; repeat for several.")
@@ -57,10 +62,12 @@ def engine(
     ] = False,
     dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Open /server_info (VLLM_SERVER_DEV_MODE).")] = False,
 ) -> None:
-    """A stand-in for a vLLM server: same rules, same answers, pseudo-text.
+    """A stand-in for a vLLM server: same rules, same answers, pseudo-text."""
+    import uvloop
 
-    Example: fairshare engine --port 9001 --model tiny --max-num-seqs 16 --kv-tokens 65536 --policy priority
-    """
+    from fairshare.engine.scheduler import Policy, SchedulerConfig
+    from fairshare.engine.server import EngineSettings
+
     num_blocks = kv_tokens // block_size
     longest = (num_blocks - 1) * block_size
     try:
@@ -72,7 +79,7 @@ def engine(
                 block_size=block_size,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_model_len=min(4096, longest) if max_model_len is None else max_model_len,
-                policy=policy,
+                policy=Policy(policy),
                 prefix_caching=prefix_caching,
                 step_seconds=step_ms / 1e3,
                 token_seconds=token_us / 1e6,
@@ -91,11 +98,16 @@ def engine(
     try:
         uvloop.run(_serve(settings, host, port))
     except OSError as problem:
-        typer.echo(f"fairshare engine cannot listen on {host} port {port}: {problem.strerror}", err=True)
-        raise typer.Exit(1) from problem
+        reason = (problem.strerror or str(problem)).lower()
+        raise OperatorError(f"the engine cannot listen on {host} port {port} ({reason}); choose another port") from None
 
 
-async def _serve(settings: EngineSettings, host: str, port: int) -> None:
+async def _serve(settings: "EngineSettings", host: str, port: int) -> None:
+    import asyncio
+    import signal
+
+    from fairshare.engine.server import EngineServer
+
     server = EngineServer(settings, host=host, port=port)
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
