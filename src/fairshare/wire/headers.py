@@ -7,8 +7,9 @@ cookies, an engine's authentication, and names that are ours.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
+
+import msgspec
 
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.wire.endpoints import Family
@@ -23,20 +24,33 @@ from fairshare.wire.problems import (
 Headers = Sequence[tuple[bytes, bytes]]
 """Names (in any case) and values, in the order they came."""
 
-FORWARDED_UP = frozenset(
-    {
-        b"accept",
-        b"accept-language",
-        b"anthropic-beta",
-        b"anthropic-version",
-        b"baggage",
-        b"content-type",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-    }
+FORWARDED_UP = (
+    b"accept",
+    b"accept-language",
+    b"anthropic-beta",
+    b"anthropic-version",
+    b"baggage",
+    b"content-type",
+    b"traceparent",
+    b"tracestate",
+    b"user-agent",
 )
 """A client's headers that go to the engine, unless `Connection` names them."""
+
+_READ_ONCE = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"transfer-encoding",
+        b"x-api-key",
+        b"x-fairshare-class",
+    }
+)
+"""Headers that decide something: which of two counts must not depend on who reads them."""
+
+_READ = _READ_ONCE | frozenset(FORWARDED_UP) | {b"connection", b"expect", b"x-request-id"}
 
 _HOP_BY_HOP = frozenset(
     {
@@ -70,11 +84,8 @@ _KEPT_FROM_CLIENTS = _HOP_BY_HOP | {
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
-_BEARER = re.compile(rb"bearer +([^\s]+)", re.IGNORECASE)
 
-
-@dataclass(slots=True)
-class RequestHeaders:
+class RequestHeaders(msgspec.Struct, kw_only=True, gc=False):
     """What the gateway needs to know of a client's headers."""
 
     key: bytes | None
@@ -96,68 +107,66 @@ class RequestHeaders:
 def read_request_headers(headers: Headers) -> RequestHeaders:
     """One pass over a client's headers.
 
-    Raises `RequestProblem` for what two servers could read in two ways (two lengths, a length and chunks, several
-    keys) and for an unknown class: a request of which the gateway is not sure is not sent on.
+    Raises `RequestProblem` for what two servers could read in two ways (two lengths, a length and chunks, a deciding
+    header twice) and for an unknown class: a request of which the gateway is not sure is not sent on.
     """
-    found = RequestHeaders(None, None, None, b"", b"", None, False, False, b"")
-    forwarded: list[tuple[bytes, bytes]] = []
-    named: list[bytes] = []
-    transfer_encoding: bytes | None = None
+    values: dict[bytes, bytes] = {}
     for name, value in headers:
         lowered = name.lower()
-        if lowered in FORWARDED_UP:
-            forwarded.append((lowered, value))
-            if lowered == b"content-type":
-                found.content_type = value
-        elif lowered in _READ:
-            match lowered:
-                case b"authorization":
-                    bearer = _BEARER.fullmatch(value.strip())
-                    if bearer is not None:
-                        _take_key(found, bearer[1])
-                case b"x-api-key":
-                    if value.strip():
-                        _take_key(found, value.strip())
-                case b"x-request-id":
-                    found.request_id = value if _REQUEST_ID.fullmatch(value) else None
-                case b"x-fairshare-class":
-                    _take_class(found, value)
-                case b"content-length":
-                    _take_length(found, value)
-                case b"content-encoding":
-                    found.content_encoding = value.strip().lower()
-                case b"transfer-encoding":
-                    if transfer_encoding is not None:
-                        raise _ambiguous("two Transfer-Encoding headers")
-                    transfer_encoding = value.strip().lower()
-                    if transfer_encoding != b"chunked":
-                        raise _ambiguous(f"Transfer-Encoding {_shown(value)}; only `chunked` is understood")
-                    found.chunked = True
-                case b"expect":
-                    found.expects_continue = value.strip().lower() == b"100-continue"
-                case _:
-                    named.extend(token.strip().lower() for token in value.split(b","))
-    if found.chunked and found.content_length is not None:
-        raise _ambiguous("both Content-Length and Transfer-Encoding")
-    found.forwarded = b"".join(
-        b"%b: %b\r\n" % line for line in forwarded if line[0] not in named and not _breaks_lines(line[1])
+        if lowered in _READ:
+            if lowered in values:
+                if lowered in _READ_ONCE:
+                    raise RequestProblem(INVALID_REQUEST, f"The header {lowered.decode()} came twice. Send it once.")
+                value = values[lowered] + b", " + value
+            values[lowered] = value
+    get = values.get
+    client_id = get(b"x-request-id")
+    length = get(b"content-length")
+    encoding = get(b"transfer-encoding")
+    if encoding is not None:
+        if encoding.strip().lower() != b"chunked":
+            raise _ambiguous(f"Transfer-Encoding {_shown(encoding)}; only `chunked` is understood")
+        if length is not None:
+            raise _ambiguous("both Content-Length and Transfer-Encoding")
+    service_class = get(b"x-fairshare-class")
+    return RequestHeaders(
+        key=_key(get(b"authorization"), get(b"x-api-key")),
+        request_id=client_id if client_id is not None and _REQUEST_ID.fullmatch(client_id) else None,
+        service_class=None if service_class is None else _service_class(service_class),
+        content_type=get(b"content-type", b""),
+        content_encoding=get(b"content-encoding", b"").strip().lower(),
+        content_length=None if length is None else _length(length),
+        chunked=encoding is not None,
+        expects_continue=get(b"expect", b"").strip().lower() == b"100-continue",
+        forwarded=_forwarded(values),
     )
-    return found
 
 
-_READ = frozenset(
-    {
-        b"authorization",
-        b"connection",
-        b"content-encoding",
-        b"content-length",
-        b"expect",
-        b"transfer-encoding",
-        b"x-api-key",
-        b"x-fairshare-class",
-        b"x-request-id",
-    }
-)
+def _forwarded(values: dict[bytes, bytes]) -> bytes:
+    connection = values.get(b"connection")
+    named = () if connection is None or connection.lower() in _PLAIN_CONNECTIONS else _tokens(connection)
+    parts: list[bytes] = []
+    lines = 0
+    for name in FORWARDED_UP:
+        if name in values and name not in named:
+            parts += (name, b": ", values[name], b"\r\n")
+            lines += 1
+    return _unbroken(b"".join(parts), lines)
+
+
+_PLAIN_CONNECTIONS = frozenset({b"keep-alive", b"close"})
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip() for token in value.lower().split(b",")]
+
+
+def _unbroken(block: bytes, lines: int) -> bytes:
+    """The block, unless a value in it would begin another line. The HTTP parser refuses such values; this is the
+    second lock on the same door."""
+    if block.count(b"\n") != lines or block.count(b"\r") != lines or b"\0" in block:
+        raise RequestProblem(INVALID_REQUEST, "A header's value holds a line break or a zero byte. Send it without.")
+    return block
 
 
 def request_id(client: bytes | None, make: Callable[[], str]) -> str:
@@ -199,43 +208,46 @@ def upstream_head(
     return head + (b"\r\n" if method == "GET" else b"transfer-encoding: chunked\r\n\r\n")
 
 
-@dataclass(slots=True)
-class ResponseHeaders:
+class ResponseHeaders(msgspec.Struct, kw_only=True, gc=False):
     """What the gateway needs to know of an engine's headers."""
 
-    lines: bytes
+    lines: bytes = b""
     """Header lines for the client, without framing (`content-length`, `transfer-encoding`) and connection."""
-    content_length: int | None
-    event_stream: bool
+    content_length: int | None = None
+    event_stream: bool = False
     """The body is a stream of server-sent events."""
-    encoded: bool
+    encoded: bool = False
     """Compressed although we asked for none: it is relayed as it is, and its usage cannot be read."""
 
 
 def read_response_headers(headers: Headers) -> ResponseHeaders:
-    """One pass over an engine's headers."""
-    found = ResponseHeaders(b"", None, False, False)
-    lines: list[tuple[bytes, bytes]] = []
-    named: list[bytes] = []
+    """One pass over an engine's headers. Values that would begin another line are dropped with their header."""
+    found = ResponseHeaders()
+    parts: list[bytes] = []
+    dropped: list[bytes] = []
     for name, value in headers:
         lowered = name.lower()
-        if lowered in _KEPT_FROM_CLIENTS:
-            if lowered == b"content-length":
-                found.content_length = int(value) if value.isdigit() else None
-            elif lowered == b"connection":
-                named.extend(token.strip().lower() for token in value.split(b","))
-            continue
-        if lowered.startswith(b"x-fairshare-"):
-            continue
-        if lowered == b"content-type":
-            found.event_stream = value[:17].lower() == b"text/event-stream"
-        elif lowered == b"content-encoding":
-            found.encoded = value.strip().lower() not in (b"", b"identity")
-        lines.append((lowered, value))
-    found.lines = b"".join(
-        b"%b: %b\r\n" % line for line in lines if line[0] not in named and not _breaks_lines(line[1])
-    )
+        if lowered not in _KEPT_FROM_CLIENTS:
+            if lowered == b"content-type":
+                found.event_stream = value[:17].lower() == b"text/event-stream"
+            elif lowered == b"content-encoding":
+                found.encoded = value.strip().lower() not in (b"", b"identity")
+            parts += (lowered, b": ", value, b"\r\n")
+        elif lowered == b"content-length":
+            found.content_length = int(value) if value.isdigit() else None
+        elif lowered == b"connection" and value.lower() not in _PLAIN_CONNECTIONS:
+            dropped += _tokens(value)
+    lines = b"".join(parts)
+    breaks = len(parts) // 4
+    if dropped or b"x-fairshare-" in lines or lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
+        fields = [parts[at : at + 4] for at in range(0, len(parts), 4)]
+        lines = b"".join(b"".join(field) for field in fields if _may_come_down(field[0], field[2], dropped))
+    found.lines = lines
     return found
+
+
+def _may_come_down(name: bytes, value: bytes, dropped: list[bytes]) -> bool:
+    return not (name in dropped or name.startswith(b"x-fairshare-") or b"\n" in value or b"\r" in value)
 
 
 _STATUS_LINES: dict[int, bytes] = {
@@ -291,38 +303,35 @@ def problem_response(
     return head + b"\r\n" + (b"" if head_only else body)
 
 
-def _take_key(found: RequestHeaders, key: bytes) -> None:
-    if found.key is not None and found.key != key:
-        raise RequestProblem(INVALID_API_KEY, "The request carries several different API keys. Send one.")
-    found.key = key
+def _key(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
+    bearer = None
+    if authorization is not None:
+        scheme, _, token = authorization.strip().partition(b" ")
+        if scheme.lower() == b"bearer":
+            bearer = token.strip() or None
+    api_key = None if api_key is None else api_key.strip() or None
+    if bearer is not None and api_key is not None and bearer != api_key:
+        raise RequestProblem(INVALID_API_KEY, "The request carries two different API keys. Send one.")
+    return bearer or api_key
 
 
-def _take_class(found: RequestHeaders, value: bytes) -> None:
+def _service_class(value: bytes) -> ServiceClass:
     match value.strip().lower():
         case b"interactive":
-            asked = ServiceClass.INTERACTIVE
+            return ServiceClass.INTERACTIVE
         case b"batch":
-            asked = ServiceClass.BATCH
+            return ServiceClass.BATCH
         case _:
             raise RequestProblem(
                 INVALID_REQUEST, f"`x-fairshare-class` must be interactive or batch, got {_shown(value)}."
             )
-    if found.service_class is not None and found.service_class != asked:
-        raise RequestProblem(INVALID_REQUEST, "`x-fairshare-class` came twice with different values. Send it once.")
-    found.service_class = asked
 
 
-def _take_length(found: RequestHeaders, value: bytes) -> None:
+def _length(value: bytes) -> int:
     text = value.strip()
     if not text.isdigit() or len(text) > 15:
         raise _ambiguous(f"Content-Length {_shown(value)}")
-    if found.content_length is not None:
-        raise _ambiguous("two Content-Length headers")
-    found.content_length = int(text)
-
-
-def _breaks_lines(value: bytes) -> bool:
-    return b"\n" in value or b"\r" in value or b"\0" in value
+    return int(text)
 
 
 def _ambiguous(what: str) -> RequestProblem:
