@@ -166,8 +166,45 @@ def test_an_engine_that_orders_by_priority_is_never_accused_whatever_its_prompts
 
 def test_long_prompts_of_the_urgent_ones_beside_cached_prompts_of_the_lazy_ones_prove_nothing() -> None:
     # Every urgent request is let in first and gives its first byte last: its prompt takes 20 s, theirs nothing.
+    long = {"prompt_size": 20_000, "prefill_seconds": 20.0}
     run = engine(by_priority=True, jitter_seconds=0.0)
-    quiet_then_busy(run, seconds=2000.0, urgent={"prompt_size": 20_000, "prefill_seconds": 20.0})
+    for _ in range(20):
+        run.send(0, team="owner", **long)
+        run.run_until(run.now + 25.0)
+    for _ in range(60):
+        for _ in range(16):
+            run.send(10, team="borrower", prompt_size=20_000)
+        run.send(0, team="owner", **long)
+        run.run_until(run.now + 25.0)
+    assert run.watch.contradictions(ENGINE) is None
+
+
+def test_lazy_requests_that_compute_their_prompts_did_not_wait_so_nobody_passed() -> None:
+    run = engine(by_priority=True, seats=8, jitter_seconds=0.0)
+    for _ in range(20):
+        run.send(0, team="owner")
+        run.run_until(run.now + 2.0)
+    for _ in range(60):
+        for _ in range(8):
+            run.send(10, team="borrower", prefill_seconds=5.0)
+        run.run_until(run.now + 0.1)
+        run.send(0, team="owner")
+        run.run_until(run.now + 20.0)
+    assert run.watch.contradictions(ENGINE) is None
+
+
+def test_an_engine_that_orders_some_of_the_time_is_not_accused() -> None:
+    run = engine(by_priority=False)
+    quiet_then_busy(run)
+    run.by_priority = True
+    quiet_then_busy(run, seconds=30.0)
+    assert run.watch.contradictions(ENGINE) is None
+
+
+def test_other_seats_mean_another_engine() -> None:
+    run = engine(by_priority=False)
+    quiet_then_busy(run)
+    run.watch.know(ENGINE, seats=8)
     assert run.watch.contradictions(ENGINE) is None
 
 
