@@ -112,6 +112,7 @@ class InstanceTable:
             return
         self._leave_order(load)
         load.accepting, load.removed = False, True
+        self._enter_order(load)
         self._forget_if_empty(load)
 
     def running_seen(self, instance_id: str, running: int) -> bool:
@@ -250,4 +251,3 @@ class InstanceTable:
     def _forget_if_empty(self, load: InstanceLoad) -> None:
         if load.removed and not load.taken_slots:
             del self._loads[load.id]
-            self._by_seat.discard(load.id)
