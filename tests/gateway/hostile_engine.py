@@ -75,7 +75,9 @@ class _Connection(asyncio.StreamReaderProtocol):
         loop = asyncio.get_running_loop()
         writer = asyncio.StreamWriter(transport, self, self._bytes, loop)  # type: ignore[arg-type]
         self._its_wire = Wire(self._bytes, writer)
-        self._serving = loop.create_task(self._its_engine.serve(self._bytes, self._its_wire, self._its_engine.connections))
+        self._serving = loop.create_task(
+            self._its_engine.serve(self._bytes, self._its_wire, self._its_engine.connections)
+        )
         self._its_engine.connections += 1
         self._its_engine.tasks.add(self._serving)
         self._serving.add_done_callback(self._its_engine.tasks.discard)

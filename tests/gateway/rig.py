@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Any
 
 import uvloop
-from gateway.hostile_engine import HostileEngine
 
 from fairshare.core.decisions import HoldOptions, Instance, Mode
 from fairshare.core.dispatch import make_queue
@@ -24,6 +23,7 @@ from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.identity import Identity, StaticDirectory, hash_key
 from fairshare.gateway.options import Address, InstanceSpec, Limits, PoolSpec, Timeouts
 from fairshare.gateway.ports import RequestRecord
+from gateway.hostile_engine import HostileEngine
 
 KEYS = {
     "fs-red": Identity("red-key", "red", ServiceClass.INTERACTIVE),
@@ -132,8 +132,12 @@ class Client:
             if no_body or reply.status in (204, 304):
                 pass
             elif reply.headers.get("transfer-encoding") == "chunked":
-                while piece := await self.read_chunk():
-                    reply.body += piece
+                pieces: list[bytes] = []
+                try:
+                    while piece := await self.read_chunk():
+                        pieces.append(piece)
+                finally:
+                    reply.body = b"".join(pieces)
             elif "content-length" in reply.headers:
                 reply.body = await self.reader.readexactly(int(reply.headers["content-length"]))
             else:

@@ -1,10 +1,9 @@
 """A request's way through the gateway when nothing goes wrong."""
 
-from gateway.hostile_engine import DONE, event, usage_event
-from gateway.rig import STREAM, Rig, request_bytes, run
-
 from fairshare.core.priority import Standing
 from fairshare.gateway.ports import Outcome
+from gateway.hostile_engine import DONE, event, usage_event
+from gateway.rig import STREAM, Rig, request_bytes, run
 
 
 def test_a_completion_comes_back_as_the_engine_wrote_it_and_is_charged() -> None:

@@ -5,6 +5,10 @@ import gzip
 import json
 
 import pytest
+
+from fairshare.core.decisions import Instance
+from fairshare.gateway.options import InstanceSpec
+from fairshare.gateway.ports import Outcome
 from gateway.hostile_engine import (
     DONE,
     END,
@@ -23,10 +27,6 @@ from gateway.hostile_engine import (
 )
 from gateway.rig import STREAM, Rig, request_bytes, run, with_timeouts
 
-from fairshare.core.decisions import Instance
-from fairshare.gateway.options import InstanceSpec
-from fairshare.gateway.ports import Outcome
-
 STREAMED = event("hel") + event("lo") + event("", finish="stop") + usage_event() + DONE
 
 
@@ -40,9 +40,7 @@ STREAMED = event("hel") + event("lo") + event("", finish="stop") + usage_event()
     ],
 )
 @pytest.mark.parametrize("body", [{"model": "tiny", "messages": []}, STREAM])
-def test_an_engines_error_passes_through_unchanged_and_costs_nothing(
-    status: str, headers: bytes, body: object
-) -> None:
+def test_an_engines_error_passes_through_unchanged_and_costs_nothing(status: str, headers: bytes, body: object) -> None:
     async def main() -> None:
         async with Rig.started() as rig:
             said = b'{"error":{"message":"no","type":"X","param":null,"code":400}}'
@@ -75,9 +73,7 @@ def test_an_answer_that_ends_with_its_connection_is_complete() -> None:
     async def main() -> None:
         async with Rig.started() as rig:
             body = completion()
-            rig.engine.script = sends(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n", body, then="close"
-            )
+            rig.engine.script = sends(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n", body, then="close")
             reply = await rig.ask()
             assert reply.body == body
             assert (await rig.kept.wait(1)).completion_tokens == 5

@@ -173,6 +173,7 @@ class ClientConnection(asyncio.Protocol):
         """Bytes that came while a request was served, not looked at yet."""
         self._backlog_bytes = 0
         self._head_bytes = 0
+        """At most what has come of the head that is being read: whole reads, with what was before it in the first."""
         self._heard_at = port.driver.coarse.now
         """When bytes last came, or its last answer was complete (coarse time)."""
         self._advancing = False
@@ -269,6 +270,8 @@ class ClientConnection(asyncio.Protocol):
         reading.http_1_1 = parser.get_http_version() == "1.1"
         reading.upgrade = parser.should_upgrade()
         try:
+            if self._head_bytes > self._port.limits.max_header_bytes:
+                self._check_head_size(reading)
             self._port.read_head(reading)
         except RequestProblem as problem:
             reading.problem = problem
@@ -404,7 +407,8 @@ class ClientConnection(asyncio.Protocol):
     def _feed(self, data: bytes) -> None:
         if self._broken:
             return
-        self._head_bytes += len(data)
+        head_goes_on = self._reading is not None and not self._reading.head_complete
+        self._head_bytes = self._head_bytes + len(data) if head_goes_on else len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -414,10 +418,9 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse_rest(RequestProblem(INVALID_REQUEST, f"What came is not a valid HTTP/1.1 request: {error}."))
         reading = self._reading
-        if reading is None or reading.head_complete:
-            self._head_bytes = 0
-        elif self._head_bytes > self._port.limits.max_header_bytes:
-            self._refuse_rest(self._port.head_too_large())
+        if head_goes_on and reading is not None and not reading.head_complete:
+            if self._head_bytes > self._port.limits.max_header_bytes:
+                self._refuse_rest(self._port.head_too_large())
         if reading is not None and reading is self._current and self._exchange is not None:
             self._pass_upload(reading, self._exchange)
 
@@ -453,6 +456,14 @@ class ClientConnection(asyncio.Protocol):
         refused.keep_alive = False
         refused.problem = problem
         self._ready.append(refused)
+
+    def _check_head_size(self, reading: Incoming) -> None:
+        """The reads that brought this head were longer than a head may be; they may have brought more than it."""
+        head_bytes = len(reading.target) + sum(len(name) + len(value) + 4 for name, value in reading.headers)
+        if head_bytes > self._port.limits.max_header_bytes:
+            reading.id = self._port.make_id()
+            reading.keep_alive = False
+            raise self._port.head_too_large()
 
     def _pass_upload(self, reading: Incoming, exchange: Exchange) -> None:
         """More of the body of the request that is being served came."""
