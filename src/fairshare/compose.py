@@ -172,11 +172,14 @@ class Gateway:
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
         self._serving = True
         log.info(
-            "fairshare %s serves %s on %s; status page, API and metrics on http://%s",
+            "fairshare %s is ready; its status page is http://%s/",
             version("fairshare"),
-            ", ".join(f"pool {pool.name}" for pool in spec.pools),
-            self.listening_at,
             self.admin_at,
+            extra={
+                "listen": str(self.listening_at),
+                "admin": str(self.admin_at),
+                "pools": ",".join(pool.name for pool in spec.pools),
+            },
         )
 
     async def drain(self) -> None:
