@@ -340,10 +340,10 @@ class Telling:
     def _function_call(self, arguments: str, status: str) -> dict[str, Any]:
         return {
             "arguments": arguments,
-            "call_id": self._tool_id,
+            "call_id": self._tool_id.replace("chatcmpl-tool-", "call_"),
             "name": self.plan.asked.tool,
             "type": "function_call",
-            "id": self._item_id,
+            "id": self._item_id.replace("msg_", "fc_"),
             "status": status,
         }
 
@@ -500,7 +500,7 @@ class Telling:
     def _response_event(self, kind: str, **fields: Any) -> bytes:
         data = fields | {"sequence_number": self._sequence, "type": kind}
         self._sequence += 1
-        return _event(kind, data)
+        return _event(kind, dict(sorted(data.items())))  # in vLLM's order
 
     def _response_begin(self) -> Iterable[bytes]:
         for kind in ("response.created", "response.in_progress"):

@@ -282,7 +282,7 @@ async def _sleep_until(at: float) -> None:
 
 def _cache_config(config: SchedulerConfig) -> dict[str, str]:
     """Labels of vllm:cache_config_info, as far as they mean something here."""
-    tokens = config.usable_blocks * config.block_size
+    tokens = config.num_blocks * config.block_size  # with the null block, as vLLM counts
     return {
         "block_size": str(config.block_size),
         "cache_dtype": "auto",
