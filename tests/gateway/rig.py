@@ -234,6 +234,15 @@ class Rig:
                 Instance(id=engine.url, part_slots=parts, seats=seats, accepting=accepting),
             )
 
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Lets the loop run until something that no event tells of is so (`run` bounds it)."""
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def held(self, count: int) -> None:
+        """Waits until the dispatch queue holds that many requests."""
+        await self.until(lambda: self.queue.snapshot().held == count)
+
     async def settled(self) -> None:
         """Waits until nothing is in flight in the gateway."""
         await self.driver.wait_until_all_ended()

@@ -418,11 +418,12 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse_rest(RequestProblem(INVALID_REQUEST, f"What came is not a valid HTTP/1.1 request: {error}."))
         reading = self._reading
-        if head_goes_on and reading is not None and not reading.head_complete:
-            if self._head_bytes > self._port.limits.max_header_bytes:
-                self._refuse_rest(self._port.head_too_large())
-        if reading is not None and reading is self._current and self._exchange is not None:
-            self._pass_upload(reading, self._exchange)
+        too_long = self._head_bytes > self._port.limits.max_header_bytes
+        if head_goes_on and too_long and reading is not None and not reading.head_complete:
+            self._refuse_rest(self._port.head_too_large())
+        current = self._current
+        if current is not None and current.upload is not None and self._exchange is not None:
+            self._pass_upload(current, current.upload, self._exchange)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """A request for another protocol (h2c from Java's client, say) is served as the HTTP/1.1 that it is.
@@ -465,12 +466,10 @@ class ClientConnection(asyncio.Protocol):
             reading.keep_alive = False
             raise self._port.head_too_large()
 
-    def _pass_upload(self, reading: Incoming, exchange: Exchange) -> None:
+    def _pass_upload(self, current: Incoming, upload: Upload, exchange: Exchange) -> None:
         """More of the body of the request that is being served came."""
-        upload = reading.upload
-        assert upload is not None
-        if reading.problem is not None:
-            exchange.fail(reading.problem.problem, reading.problem.message)
+        if current.problem is not None:
+            exchange.fail(current.problem.problem, current.problem.message)
             return
         exchange.upload_came()
         if upload.size > READ_AHEAD_BYTES:
