@@ -183,6 +183,24 @@ def test_estimated_tokens_are_shown_while_in_flight(pool: Pool) -> None:
     assert _stat(pool, "ads").in_flight_tokens == 30
 
 
+def test_a_request_is_one_slot_of_no_known_tokens_unless_somebody_says_more(pool: Pool) -> None:
+    pool.acquire("ads")
+    pool.try_acquire("ads")
+    pool.adopt("ads", 0, False)
+    pool.record("ads", now=0.0, priority=0, borrowing=False)
+    assert (_stat(pool, "ads").in_flight, _stat(pool, "ads").in_flight_tokens) == (4, 0)
+    assert pool.borrow_key("ads") == 0
+
+
+def test_what_was_borrowed_is_not_borrowed_any_more_after_release(pool: Pool) -> None:
+    narrow, wide = pool.acquire("ads", slots=4), pool.acquire("ads", slots=5)
+    assert _stat(pool, "ads").borrowing == 9
+    narrow.release(0)
+    assert _stat(pool, "ads").borrowing == 5
+    wide.release(0)
+    assert _stat(pool, "ads").borrowing == 0
+
+
 # Only if there is room
 
 
@@ -436,6 +454,20 @@ def test_dropping_a_phantom_drops_the_one_that_would_last_longest(pool: Pool, ti
     assert _stat(pool, "search").phantoms == 1
 
 
+def test_phantoms_with_the_same_end_add_up_and_go_together(pool: Pool, time: Time) -> None:
+    for n in (1, 2):
+        pool.add_phantoms("ads", n, until=100)
+        pool.add_phantoms("search", n, until=100)
+        pool.add_phantoms("search", n, until=90)
+    assert [_stat(pool, team).phantoms for team in ("ads", "search")] == [3, 6]
+    assert pool.phantom_slots == 9
+    pool.drop_phantom("ads")
+    assert (_stat(pool, "ads").phantoms, pool.phantom_slots) == (2, 8)
+    time.now = 100
+    assert [_stat(pool, team).phantoms for team in ("ads", "search")] == [0, 0]
+    assert pool.phantom_slots == 0
+
+
 def test_a_team_without_phantoms_has_none_to_drop(pool: Pool) -> None:
     assert not pool.drop_phantom("ads")
     assert not pool.drop_phantom("stranger")
@@ -451,13 +483,16 @@ def test_the_next_phantom_end_is_that_of_a_phantom_that_is_still_there(pool: Poo
     assert pool.next_phantom_end() == inf
 
 
-def test_adding_and_dropping_phantoms_for_ever_keeps_nothing(pool: Pool) -> None:
-    pool.add_phantoms("ads", 1, until=10)  # lasts, so that nothing else comes to the top of the heap
+def test_adding_and_dropping_phantoms_for_ever_keeps_nothing(pool: Pool, time: Time) -> None:
+    pool.add_phantoms("ads", 1, until=10)  # these last, so that nothing else comes to the top of the heap
+    pool.add_phantoms("stranger", 1, until=10)
     for n in range(10_000):
         pool.add_phantoms("search", 1, until=1000 + n)
         assert pool.drop_phantom("search")
     assert len(pool._phantom_ends) < 100  # pyright: ignore[reportPrivateUsage]
     assert pool.next_phantom_end() == 10
+    time.now = 10
+    assert pool.usage()[1] == {"search": 0, "ads": 0}
 
 
 @pytest.mark.parametrize(("n", "until"), [(-1, 100.0), (1, nan)])
@@ -513,6 +548,18 @@ def test_a_removed_team_keeps_what_it_has_in_flight_and_used_as_a_team_without_a
     assert pool.acquire("ads").priority == 100
     grant.release(2)
     assert pool.usage()[0]["ads"] == 10
+
+
+def test_a_removed_team_is_kept_for_what_it_has_in_flight_alone(pool: Pool) -> None:
+    grant = pool.acquire("ads")
+    pool.add_phantoms("search", 1, until=100)
+    pool.set_shares({})
+    assert [(stat.team, stat.in_flight, stat.phantoms) for stat in pool.snapshot()] == [("ads", 1, 0), ("search", 0, 1)]
+    assert pool.state("ads").exact_share == 0
+    grant.release(0)
+    pool.drop_phantom("search")
+    assert pool.snapshot() == []
+    assert (pool.live_slots, pool.phantom_slots) == (0, 0)
 
 
 def test_a_removed_team_that_comes_back_finds_its_usage_however_many_there_were(pool: Pool) -> None:
@@ -706,9 +753,9 @@ def test_a_provisional_charge_is_taken_back_at_the_scale_of_that_time(pool: Pool
     else:
         time.now = 60
         pool.set_half_life(30)
-    other = pool.record("ads", now=pool.begin(), priority=0, borrowing=False, provisional_cost_units=1)
+    other = pool.record("ads", now=pool.begin(), priority=0, borrowing=False, provisional_cost_units=0.25)
     grant.release(0)
-    assert pool.state("ads").scaled_provisional == pytest.approx(1)
+    assert pool.state("ads").scaled_provisional == pytest.approx(0.25)
     other.release(0)
 
 

@@ -169,3 +169,20 @@ def test_the_stranger_that_was_idle_longest_is_forgotten_first() -> None:
     assert "s0" in shown
     assert "s1" not in shown
     assert len(shown) == MOST_IDLE_STRANGERS
+
+
+def test_a_stranger_that_got_a_share_is_never_forgotten() -> None:
+    pool = Pool("p", 4, {}, 60)
+    pool.charge("new", 1)
+    pool.set_shares({"new": 1})
+    for n in range(MOST_IDLE_STRANGERS + 1):
+        pool.charge(f"s{n}", 1)
+    assert pool.rank("new") == 0
+    assert "new" in pool.usage()[0]
+
+
+def test_charges_between_two_ranks_are_remembered_once_for_each_team() -> None:
+    pool = Pool("p", 4, {"a": 0.5, "b": 0.5}, 60)
+    for _ in range(1000):
+        pool.charge("a", 1)
+    assert len(pool._stale) == 1  # pyright: ignore[reportPrivateUsage]

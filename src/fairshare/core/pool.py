@@ -224,7 +224,6 @@ class Pool:
         self._phantom_slots = 0
         self._phantom_ends: list[tuple[float, int, TeamState]] = []
         """A heap of (until, tie breaker, team), one for each lot; of lots dropped early some may linger."""
-        self._lots = 0
         self._tie_breaker = count()
         self._next_due_at = self._scale.rebase_at
         """Until then the passing of time changes nothing but the usage scale."""
@@ -421,7 +420,6 @@ class Pool:
                 state.lots[at] = (until, state.lots[at][1] + n)
             else:
                 state.lots.insert(at, (until, n))
-                self._lots += 1
                 heapq.heappush(self._phantom_ends, (until, next(self._tie_breaker), state))
                 self._set_next_due()
             state.phantom_slots += n
@@ -443,7 +441,6 @@ class Pool:
                 state.lots[-1] = (until, slots - 1)
             else:
                 state.lots.pop()
-                self._lots -= 1
                 self._trim_phantom_ends()
             self._remove_phantom_slots(state, 1)
             return True
@@ -610,7 +607,6 @@ class Pool:
             ended = 0
             while state.lots and state.lots[0][0] <= now:
                 ended += state.lots.pop(0)[1]
-                self._lots -= 1
             if ended:
                 self._remove_phantom_slots(state, ended)
         if now >= self._scale.rebase_at and (half_lives := self._scale.rebase(now)):
@@ -698,11 +694,11 @@ class Pool:
         self._changed(state)
 
     def _trim_phantom_ends(self) -> None:
-        """Drop what lingers at the top of the heap, or everywhere if it is most of it."""
+        """Take off the top of the heap what is not there any more; rebuild the heap if that is most of it."""
         ends = self._phantom_ends
-        if len(ends) > 2 * self._lots + 64:
-            live = {(until, id(state)): (until, next(self._tie_breaker), state) for until, _, state in ends}
-            ends[:] = [end for end in live.values() if any(lot[0] == end[0] for lot in end[2].lots)]
+        if len(ends) > 2 * self._phantom_slots + 64:  # a lot has at least one slot
+            teams = dict.fromkeys(state for _, _, state in ends)
+            ends[:] = [(until, next(self._tie_breaker), state) for state in teams for until, _ in state.lots]
             heapq.heapify(ends)
         while ends and not (ends[0][2].lots and ends[0][2].lots[0][0] == ends[0][0]):
             heapq.heappop(ends)
