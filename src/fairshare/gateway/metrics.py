@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from fairshare.gateway.exchange import ENGINE_ERROR
 from fairshare.gateway.options import GatewaySpec
 from fairshare.gateway.ports import Counters, Outcome, RequestRecord
 from fairshare.gateway.status import PoolStatus
@@ -241,7 +242,7 @@ def _failure(record: RequestRecord) -> str:
             return record.reason
         case Outcome.COMPLETED:
             # The engine's own failure, passed on as it came.
-            return "engine_error" if record.status >= 500 else ""
+            return ENGINE_ERROR if record.status >= 500 else ""
         case Outcome.CANCELLED:
             return ""
 
