@@ -424,7 +424,9 @@ _prompt = st.one_of(
 
 @given(_prompt, st.sampled_from(["", " ", "\n  "]))
 def test_no_prompt_that_the_engine_would_run_goes_uncounted(prompt: object, space: str) -> None:
-    text = json.dumps(prompt).replace("[", "[" + space)
+    text = json.dumps(prompt)
+    if text.startswith("["):
+        text = "[" + space + text[1:]
     slots = inspect_body(COMPLETIONS, f'{{"model":"tiny","prompt":{space}{text}}}'.encode()).slots
     try:
         ran = _Prompts.model_validate({"prompt": prompt}).count()
