@@ -22,6 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from math import inf
 from typing import NamedTuple
 
 
@@ -510,6 +511,29 @@ class Scheduler:
             self._origin_steps = self.steps
             self._origin_tokens = self.scheduled_tokens
         return []
+
+    def quiet_until(self) -> float:
+        """The steps that begin before this time bring no first token, end, admission or eviction.
+
+        True as long as nothing is added or aborted; a lower bound, so something may only happen later. Infinity:
+        there is no request. A simulator of several engines need not look at this one before.
+        """
+        if not self._sequences:
+            return inf
+        if self._prefilling is not None or self._cache is not None or not self._running:
+            return self.now
+        a_seat_is_free = len(self._running) < self.config.max_num_seqs
+        if self._waiting_count and a_seat_is_free and self._fits(self._waiting.head(), []):
+            return self.now
+        decoding = len(self._running)
+        # In a block's length of steps each running request needs at most one block.
+        enough_blocks_for_steps = self.config.block_size * (self._free_blocks // decoding)
+        quiet_steps = min(self._finish_steps[0] - 1 - self.steps, enough_blocks_for_steps)
+        if quiet_steps <= 0:
+            return self.now
+        # Between the begin of the last quiet step and that of the next one, safe from rounding.
+        step_seconds = self.config.step_seconds + decoding * self.config.token_seconds
+        return self.now + (quiet_steps - 0.5) * step_seconds
 
     # ------------------------------------------------------------------ one step
 

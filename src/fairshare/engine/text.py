@@ -30,8 +30,11 @@ def detokenize(tokens: Sequence[int]) -> str:
 
 
 def token_bytes(token: int) -> bytes:
-    length = max(0, (token.bit_length() - 1) // 8)
-    return (token - (1 << 8 * length)).to_bytes(length, "big") if 0 < length <= TOKEN_BYTES else b"\xff"
+    """The bytes of a token; of an id that is no token, a byte that is no text."""
+    length = (token.bit_length() - 1) // 8
+    if not 0 < length <= TOKEN_BYTES or token >> 8 * length != 1:
+        return b"\xff"
+    return (token - (1 << 8 * length)).to_bytes(length, "big")
 
 
 def _token(data: bytes) -> int:
@@ -111,20 +114,19 @@ def recite(text: str, *, max_tokens: int) -> Script:
 
 def _stopped(script: Script, stop: Sequence[str], min_tokens: int, include_stop: bool) -> Script:
     """The script ended by the first token that completes a stop string."""
-    longest = max(map(len, stop))
+    hold_back = 0 if include_stop else max(map(len, stop)) - 1
     text = ""
     for count, piece in enumerate(script.pieces, 1):
-        # A stop string can only be completed by characters of this token.
-        window_start = max(0, len(text) - longest + 1)
-        text += piece
+        before, text = len(text), text + piece
         if count <= min_tokens:
             continue
-        found = [(text.find(s, window_start), s) for s in stop if text.find(s, window_start) >= 0]
-        if found:
-            at, which = min(found)
-            cut = at + len(which) if include_stop else at
-            return Script(script.pieces[:count], count, "stop", which, 0 if include_stop else longest - 1, cut)
-    hold_back = 0 if include_stop else longest - 1
+        # A stop string counts where a character of this token completes it; the one that is complete first wins.
+        found = [(text.find(s, max(0, before - len(s) + 1)), s) for s in stop]
+        ends = [(at + len(s), s) for at, s in found if at >= 0]
+        if ends:
+            end, which = min(ends, key=lambda pair: pair[0])
+            cut = end if include_stop else end - len(which)
+            return Script(script.pieces[:count], count, "stop", which, hold_back, cut)
     return Script(script.pieces, script.tokens, script.finish_reason, None, hold_back)
 
 
