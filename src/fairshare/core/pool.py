@@ -554,7 +554,7 @@ class Pool:
 
     @property
     def live_slots(self) -> int:
-        """Slots of open grants; no phantoms."""
+        """Slots of open grants; no phantoms. As of the last reading of the clock, as all of this section."""
         return self._live_slots
 
     @property
