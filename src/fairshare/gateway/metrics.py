@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from fairshare.core.priority import ServiceClass
 from fairshare.gateway.exchange import ENGINE_ERROR
 from fairshare.gateway.options import GatewaySpec
 from fairshare.gateway.ports import Counters, Outcome, RequestRecord
@@ -126,6 +127,7 @@ METRICS: tuple[MetricSpec, ...] = (
 """Every metric, for the scrape, the reference page and its test."""
 
 _CODES = {status: str(status) for status in (0, *range(100, 600))}
+_CLASSES = tuple(each.name.lower() for each in ServiceClass)
 
 
 class _Histogram:
@@ -155,6 +157,28 @@ class _Histogram:
         return self._sum
 
 
+class _Consumed:
+    """What the finished requests of one team in one pool consumed."""
+
+    __slots__ = ("cached_tokens", "completion_tokens", "cost_units", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.cost_units = 0.0
+
+
+class _Waits:
+    """How long the requests of one pool were held, and what fairshare added."""
+
+    __slots__ = ("added", "held")
+
+    def __init__(self) -> None:
+        self.held = _Histogram(HELD_BUCKETS_SECONDS)
+        self.added = _Histogram(ADDED_BUCKETS_SECONDS)
+
+
 class Metrics:
     """Counts finished requests (a `Recorder`) and shows them, with the state of the pools, to Prometheus.
 
@@ -168,10 +192,8 @@ class Metrics:
         self._teams: frozenset[str] = frozenset()
         self._requests: dict[tuple[str, str, str, str, str], int] = {}
         self._failed: dict[tuple[str, str], int] = {}
-        self._tokens: dict[tuple[str, str, str], int] = {}
-        self._cost_units: dict[tuple[str, str], float] = {}
-        self._held: dict[str, _Histogram] = {}
-        self._added: dict[str, _Histogram] = {}
+        self._consumed: dict[tuple[str, str], _Consumed] = {}
+        self._waits: dict[str, _Waits] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Scrape(self))
 
@@ -184,29 +206,25 @@ class Metrics:
         pool = record.pool if record.pool in self._pools else ""
         team = record.team if record.team in self._teams else ""
         standing = "" if record.standing is None else record.standing.value
-        request = (pool, team, record.service_class.name.lower(), standing, _CODES.get(record.status, ""))
+        request = (pool, team, _CLASSES[record.service_class], standing, _CODES.get(record.status, ""))
         self._requests[request] = self._requests.get(request, 0) + 1
         reason = _failure(record)
         if reason:
             failure = (pool, reason)
             self._failed[failure] = self._failed.get(failure, 0) + 1
         if record.sent_seconds is not None:
-            held = self._held.get(pool)
-            if held is None:
-                held = self._held[pool] = _Histogram(HELD_BUCKETS_SECONDS)
-                self._added[pool] = _Histogram(ADDED_BUCKETS_SECONDS)
-            held.observe(record.held_seconds)
-            self._added[pool].observe(record.added_seconds)
-            self._count_tokens(pool, team, "prompt", record.prompt_tokens)
-            self._count_tokens(pool, team, "cached", record.cached_tokens)
-            self._count_tokens(pool, team, "completion", record.completion_tokens)
-            charged = (pool, team)
-            self._cost_units[charged] = self._cost_units.get(charged, 0.0) + record.cost_units
-
-    def _count_tokens(self, pool: str, team: str, kind: str, tokens: int) -> None:
-        if tokens:
-            key = (pool, team, kind)
-            self._tokens[key] = self._tokens.get(key, 0) + tokens
+            waits = self._waits.get(pool)
+            if waits is None:
+                waits = self._waits[pool] = _Waits()
+            waits.held.observe(record.held_seconds)
+            waits.added.observe(record.added_seconds)
+            consumed = self._consumed.get((pool, team))
+            if consumed is None:
+                consumed = self._consumed[pool, team] = _Consumed()
+            consumed.prompt_tokens += record.prompt_tokens
+            consumed.cached_tokens += record.cached_tokens
+            consumed.completion_tokens += record.completion_tokens
+            consumed.cost_units += record.cost_units
 
     def exposition(self) -> bytes:
         """What a scrape answers, in `CONTENT_TYPE`."""
@@ -215,16 +233,22 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         yield _counter(REQUESTS, self._requests.items())
         yield _counter(FAILED, self._failed.items())
-        yield _counter(TOKENS, self._tokens.items())
-        yield _counter(COST_UNITS, self._cost_units.items())
-        yield _histogram(HELD_SECONDS, self._held)
-        yield _histogram(ADDED_SECONDS, self._added)
+        yield _counter(TOKENS, self._tokens())
+        yield _counter(COST_UNITS, [(labels, consumed.cost_units) for labels, consumed in self._consumed.items()])
+        yield _histogram(HELD_SECONDS, {pool: waits.held for pool, waits in self._waits.items()})
+        yield _histogram(ADDED_SECONDS, {pool: waits.added for pool, waits in self._waits.items()})
         yield from _pool_metrics(list(self._read_pools()), self._teams)
         counters = self._read_counters()
         yield _gauge(CONNECTIONS, [((), counters.open_connections)])
         yield _counter(CONNECTIONS_REFUSED, [((), counters.connections_refused_total)])
         yield _counter(BAD_REQUESTS, [((), counters.bad_requests_total)])
         yield _gauge(UPSTREAM_CONNECTIONS, [((), counters.upstream_connections)])
+
+    def _tokens(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        for labels, consumed in self._consumed.items():
+            yield (*labels, "prompt"), consumed.prompt_tokens
+            yield (*labels, "cached"), consumed.cached_tokens
+            yield (*labels, "completion"), consumed.completion_tokens
 
 
 class _Scrape(Collector):
@@ -238,11 +262,11 @@ class _Scrape(Collector):
 def _failure(record: RequestRecord) -> str:
     """Why a request counts as failed; empty: it does not."""
     match record.outcome:
-        case Outcome.REFUSED | Outcome.FAILED:
-            return record.reason
         case Outcome.COMPLETED:
             # The engine's own failure, passed on as it came.
             return ENGINE_ERROR if record.status >= 500 else ""
+        case Outcome.REFUSED | Outcome.FAILED:
+            return record.reason
         case Outcome.CANCELLED:
             return ""
 
