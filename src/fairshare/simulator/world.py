@@ -246,11 +246,11 @@ class World:
         policy: PolicyName,
         *,
         seed: int | None = None,
-        traces: Sequence[Arrival] = (),
+        arrivals: Sequence[Arrival] = (),
         limits: RateLimits = NO_LIMITS,
         only_team: str | None = None,
     ) -> None:
-        """`traces`: what the scenario's traces bring, by time. `only_team`: leave all others out."""
+        """`arrivals`: what the scenario's traces bring, by time. `only_team`: leave all others out."""
         self.scenario = scenario
         self.seed = scenario.seed if seed is None else seed
         self.now = 0.0
@@ -286,7 +286,7 @@ class World:
             domain.policy = policy_of(domain)
             self._deadlines.append(inf)
         self._by_name = by_name
-        self._start(traces)
+        self._start(arrivals)
 
     # ------------------------------------------------------------------ making
 
@@ -341,7 +341,7 @@ class World:
             for name, well in domain.healthy.items()
         ]
 
-    def _start(self, traces: Sequence[Arrival]) -> None:
+    def _start(self, arrivals: Sequence[Arrival]) -> None:
         for team in self.scenario.teams:
             if self._only_team is not None and team.name != self._only_team:
                 continue
@@ -350,8 +350,8 @@ class World:
                     rng = random.Random(f"{self.seed}/{team.name}/{number}/{client}")
                     self._start_client(_Client(team.name, load, rng))
         if self._only_team is not None:
-            traces = [arrival for arrival in traces if arrival.team == self._only_team]
-        self._next_of_trace(iter(traces), None)
+            arrivals = [arrival for arrival in arrivals if arrival.team == self._only_team]
+        self._next_of_trace(iter(arrivals), None)
         for change in self.scenario.changes:
             self._at(change.at, self._change, change)
         self._at(self.scenario.window, self._sample)

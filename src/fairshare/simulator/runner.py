@@ -1,0 +1,75 @@
+"""Runs a scenario under several policies, on the same requests, and compares them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from fairshare.clock import Clock
+from fairshare.simulator.outcome import Outcome
+from fairshare.simulator.policies import PolicyName, RateLimits
+from fairshare.simulator.report import Figures, figures, first_token_percentiles
+from fairshare.simulator.scenario import Scenario
+from fairshare.simulator.traces import Arrival
+from fairshare.simulator.world import World
+
+Progress = Callable[[str, float], None]
+"""Told which run it is, and how much of it is done (0 to 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A scenario under several policies."""
+
+    scenario: Scenario
+    seed: int
+    outcomes: dict[PolicyName, Outcome]
+    runs: list[Figures]
+
+
+def rate_limits(fcfs: Outcome) -> RateLimits:
+    """What an operator would set: what the pool did per minute under the same load without any limits."""
+    minutes = (fcfs.until - fcfs.measured_from) / 60.0
+    teams = [team for pool in fcfs.pools for team in pool.teams.values()]
+    return RateLimits(
+        tokens_per_minute=sum(team.prompt_tokens + team.output_tokens for team in teams) / minutes,
+        requests_per_minute=inf,
+    )
+
+
+def compare(
+    scenario: Scenario,
+    policies: Iterable[PolicyName],
+    *,
+    clock: Clock,
+    seed: int | None = None,
+    arrivals: Sequence[Arrival] = (),
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run every policy. FCFS is run in any case: throughput and rate limits are measured by it.
+
+    clock: tells how long the runs took; nothing else depends on it.
+    """
+    wanted = tuple(dict.fromkeys(policies))
+    seed = scenario.seed if seed is None else seed
+
+    def run(policy: PolicyName, limits: RateLimits, only_team: str | None = None) -> Outcome:
+        name = policy if only_team is None else f"{policy}, {only_team} alone"
+        world = World(scenario, policy, seed=seed, arrivals=arrivals, limits=limits, only_team=only_team)
+        begun_at = clock()
+        told = None if progress is None else lambda now: progress(name, min(1.0, now / scenario.duration))
+        outcome = world.run(told)
+        outcome.wall_seconds = clock() - begun_at
+        return outcome
+
+    unlimited = RateLimits(tokens_per_minute=inf, requests_per_minute=inf)
+    fcfs = run(PolicyName.FCFS, unlimited)
+    outcomes = {
+        policy: fcfs if policy is PolicyName.FCFS else run(policy, rate_limits(fcfs)) for policy in wanted
+    }
+    alone = {
+        team.name: first_token_percentiles(run(PolicyName.FCFS, unlimited, team.name), team.name)
+        for team in scenario.teams
+        if team.alone
+    }
+    runs = [figures(outcome, fcfs=fcfs, alone=alone) for outcome in outcomes.values()]
+    return Comparison(scenario, seed, outcomes, runs)
