@@ -711,13 +711,14 @@ class HoldQueue:
         """Send a held request to an instance of this pool, with the standing that is true now."""
         request, pool = entry.request, self._pool
         self._unhold(team, entry, now)
+        team.sent += 1
         borrowing = kind is SendKind.BORROWER
         priority = (
             borrow_priority(pool.rank(team.name), request.service_class)
             if borrowing
             else within_share_priority(request.service_class)
         )
-        instance_id = self._place(request, kind, now, decisions)
+        instance_id = self._place(entry, kind, now, decisions)
         entry.estimate_slot_seconds = request.slots * self._expected_seconds(team)
         entry.weight = 0.0
         if kind is SendKind.TURN:
@@ -766,13 +767,13 @@ class HoldQueue:
         entry.instance_id, entry.sent_at, entry.began = instance_id, now, False
         self._instances.place(instance_id, request.team, request.slots)
         team.state = self._pool.state(team.name)
-        team.sent += 1
         if self._options.recall and request.recallable:
             team.recallable[request.id] = entry
         self._changed.add(team.name)
 
-    def _place(self, request: Request, kind: SendKind, now: float, decisions: list[Decision]) -> str:
+    def _place(self, entry: _Entry, kind: SendKind, now: float, decisions: list[Decision]) -> str:
         """Choose the instance; for an owner without a free seat, take a borrower back (one decision with sending)."""
+        request = entry.request
         instance_id = self._instances.with_room(request.team, request.preferred_instances)
         # Below C no owner waits for a seat; and a wide request that passes its team's own slots recalls nobody.
         if kind is SendKind.BORROWER or kind is SendKind.WIDE:
@@ -783,6 +784,8 @@ class HoldQueue:
         emptiest = self._emptiest()
         if not self._options.recall or emptiest.seats - emptiest.taken_slots >= needed_seats:
             return emptiest.id
+        if entry.recalled and entry.held_since == now:
+            return instance_id or emptiest.id  # taken back in this event, to a turn of its team: no chain of recalls
         return self._recall_for(request, needed_seats, now, decisions) or instance_id or emptiest.id
 
     def _emptiest(self) -> InstanceLoad:
@@ -923,6 +926,7 @@ class HoldQueue:
         if grant is None:
             return
         self._unhold(team, entry, now)
+        team.sent += 1
         entry.estimate_slot_seconds, entry.weight = 0.0, 0.0
         instance_id = fallback._instances.with_room(request.team, ()) or fallback._emptiest().id
         fallback._sent(fallback._team(request.team), entry, SendKind.BORROWER, instance_id, grant, there)
@@ -972,7 +976,13 @@ class HoldQueue:
             heap.clear()
         for team in list(self._teams.values()):
             team.state = pool.state(team.name)
+            had_fraction, had_own = team.fraction > 0.0, team.own_slots > 0.0
             self._set_own(team)
+            # While it could not take part its tag stood still: waiting for nothing earns no hoard either.
+            if not had_fraction:
+                team.turn_floor = self._turn_virtual_time
+            if not had_own:
+                team.borrow_floor = self._borrow_virtual_time
             if team.held or team.recallable or not team.is_idle:
                 self._changed.add(team.name)
             else:
