@@ -320,6 +320,8 @@ def test_a_missing_key_is_reported_with_an_example(key: str) -> None:
         ("http://h:1/v1", 'leave out the "/v1"'),
         ("http://h:1/?a=b", "without ? or #"),
         ("http://user:hunter2@h:1", "must not hold a user or password"),
+        ("http://user:hunter2@h:99999", "must not hold a user or password"),
+        ("user:hunter2@h", "must not hold a user or password"),
     ],
 )
 def test_an_instance_address_that_cannot_work_is_refused(url: str, message: str) -> None:

@@ -451,13 +451,13 @@ def _address(place: _Place) -> Address:
 def _url(place: _Place) -> str:
     what = "an engine's address, for example http://127.0.0.1:8000"
     text = place.text(what)
+    if "@" in text:  # before anything that repeats what was found
+        raise place.invalid("must not hold a user or password; write the engine's key as api_key_file")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
         raise place.invalid(f'must be {what}, found "{text}"') from None
-    if parts.username is not None or parts.password is not None:
-        raise place.invalid("must not hold a user or password; write the engine's key as api_key_file")
     if parts.scheme != "http" or not parts.hostname or not text.isprintable() or any(map(str.isspace, text)):
         raise place.invalid(f'must be {what}, found "{text}"')
     if parts.query or parts.fragment or port == 0:
