@@ -26,8 +26,11 @@ SHARES = st.sampled_from(
         {},
     ]
 )
-TEAMS = st.sampled_from([*"abcdefghijkl", "stranger", "nobody"])
-SLOTS = st.sampled_from([1, 1, 1, 2, 6])
+EVERY_TEAM = [*"abcdefghijkl", "stranger", "nobody"]
+TEAMS = st.sampled_from([*"aaabbbc", *EVERY_TEAM])
+"""Mostly the same few, so that one thing meets another."""
+SLOTS = st.sampled_from([1, 1, 2, 6])
+CAPACITIES = st.sampled_from([0, 1, 2, 5, 10, 16, 20])
 CLASSES = st.sampled_from(ServiceClass)
 CONSUMED = st.one_of(st.integers(0, 60), st.sampled_from([-1.0, nan, inf, -inf, 0.5]))
 
@@ -44,14 +47,31 @@ class PoolMachine(RuleBasedStateMachine):
     def read_clock(self) -> float:
         return self.clock
 
-    @initialize(capacity=st.integers(0, 20), shares=SHARES, half_life=HALF_LIVES)
-    def start(self, capacity: int, shares: dict[str, Fraction], half_life: int) -> None:
+    @initialize(
+        capacity=CAPACITIES,
+        shares=SHARES,
+        half_life=HALF_LIVES,
+        usages=st.permutations([0, 0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89]),
+        phantoms=st.lists(st.tuples(TEAMS, st.integers(1, 3), st.integers(1, 4)), max_size=6),
+    )
+    def start(
+        self,
+        capacity: int,
+        shares: dict[str, Fraction],
+        half_life: int,
+        usages: list[int],
+        phantoms: list[tuple[str, int, int]],
+    ) -> None:
         self.clock = 0.0
         self.pool = Pool("p", capacity, shares, half_life, self.read_clock)
         self.naive = NaivePool(capacity, shares, half_life)
         self.changed = self.pool.watch()
         self.seen = self.facts()
         self.charged: set[str] = set()
+        for team, usage in zip(EVERY_TEAM, usages, strict=False):
+            self.set_usage(team, usage)
+        for team, n, steps in phantoms:
+            self.add_phantoms(team, n, steps)
 
     # Time
 
@@ -150,7 +170,7 @@ class PoolMachine(RuleBasedStateMachine):
     def drop_phantom(self, team: str) -> None:
         assert self.pool.drop_phantom(team) == self.naive.drop_phantom(team)
 
-    @rule(capacity=st.integers(0, 20))
+    @rule(capacity=CAPACITIES)
     def set_capacity(self, capacity: int) -> None:
         generation = self.pool.generation
         assert self.pool.set_capacity(capacity) == self.naive.capacity
@@ -182,7 +202,7 @@ class PoolMachine(RuleBasedStateMachine):
                 sum(grant.borrowing for grant in self.naive.grants if grant.team == team),
                 self.naive.shares.get(team),
             )
-            for team in [*"abcdefghijkl", "stranger", "nobody"]
+            for team in EVERY_TEAM
         }
 
     @invariant()
