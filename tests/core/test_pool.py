@@ -334,6 +334,7 @@ def test_a_remote_grant_releases_once_with_the_consumption_and_is_counted_in_no_
     released: list[float] = []
     grant = Grant.remote("ads", 21, True, False, released.append)
     assert (grant.team, grant.priority, grant.borrowing, grant.saturated) == ("ads", 21, True, False)
+    assert (grant.slots, grant.estimated_tokens) == (1, 0)
     grant.release(3)
     grant.release(5)
     assert released == [3]
