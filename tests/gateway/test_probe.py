@@ -40,7 +40,8 @@ class SchedulingEngine:
     highest_first: bool = False
     refuses: int | None = None
     others: int = 0
-    """Sequences of somebody else that come with every step."""
+    """Urgent sequences of somebody else that come with every step."""
+    others_begin_at: int = 0
     steps: int = 0
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
@@ -52,7 +53,7 @@ class SchedulingEngine:
         return self.steps * 0.05
 
     async def sleep(self, seconds: float) -> None:
-        for _ in range(self.others):
+        for _ in range(self.others if self.steps >= self.others_begin_at else 0):
             self._add(0, 3)
         self._step()
         for _ in range(5):  # let those who were answered go on
@@ -174,11 +175,13 @@ def test_an_engine_whose_requests_wait_already_is_left_alone() -> None:
     assert most_sent == 3
 
 
-def test_others_who_come_meanwhile_never_make_a_good_engine_look_bad() -> None:
-    for seats in (2, 4, 8):
-        for others in (1, 2):
-            result = probed(SchedulingEngine(seats=seats, others=others), seats=seats)
-            assert result.policy is not Policy.IGNORED, result
+@pytest.mark.parametrize("seats", [2, 4, 8])
+@pytest.mark.parametrize("others_begin_at", range(12))
+def test_others_who_come_meanwhile_never_make_a_good_engine_look_bad(seats: int, others_begin_at: int) -> None:
+    for others in (1, 2, seats):
+        engine = SchedulingEngine(seats=seats, others=others, others_begin_at=others_begin_at)
+        result = probed(engine, seats=seats)
+        assert result.policy is not Policy.IGNORED, result
 
 
 def test_an_engine_without_completions_says_so_and_is_not_loaded() -> None:

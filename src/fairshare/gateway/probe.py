@@ -136,6 +136,7 @@ class _Probe:
         self._sleep = sleep
         self._tasks: list[asyncio.Task[Answer]] = []
         self._fillers: list[asyncio.Task[Answer]] = []
+        self._filler_prompts = 0
         self._answered_first: asyncio.Task[Answer] | None = None
         """Of the lazy and the urgent request."""
 
@@ -155,13 +156,18 @@ class _Probe:
             task.add_done_callback(self._note_first)
         queued = await self._until(lambda load: load.waiting > full.waiting + 1, "queue the urgent request")
 
-        for freed, single in enumerate(singles, 1):
+        freed = 0
+        for single in singles:
             self._check_fillers(but=singles[:freed])
             if urgent.done() or lazy.done():
                 break
             single.cancel()
+            freed += 1
             await self._wait_for_a_start(urgent, lazy, queued.waiting - freed, patience_seconds)
-        return self._verdict(urgent, lazy, seats=full.running, alone=before.running == 0)
+        after = await self._settled(await self._load())
+        ours = self._filler_prompts - freed + (not urgent.done()) + (not lazy.done())
+        alone = before.running == 0 and after.running + after.waiting <= ours
+        return self._verdict(urgent, lazy, seats=full.running, alone=alone)
 
     async def _measure_patience(self) -> float:
         """How long one token may take here, in seconds. Also finds out whether the engine answers this at all."""
@@ -185,11 +191,13 @@ class _Probe:
 
     async def _settled(self, load: EngineLoad) -> EngineLoad:
         """The load once it is the same in two looks: a long list of prompts is let in over several steps."""
-        while True:
+        deadline_at = self._clock() + STEP_SECONDS
+        while self._clock() < deadline_at:
             await self._sleep(LOOK_SECONDS)
             before, load = load, await self._load()
             if (before.running, before.waiting) == (load.running, load.waiting):
-                return load
+                break
+        return load
 
     async def _wait_for_a_start(
         self, urgent: "asyncio.Task[Answer]", lazy: "asyncio.Task[Answer]", waiting: int, patience_seconds: float
@@ -238,6 +246,7 @@ class _Probe:
         self._answered_first = self._answered_first or task
 
     def _fill(self, prompts: int) -> "asyncio.Task[Answer]":
+        self._filler_prompts += prompts
         task = self._start(prompt=["1"] * prompts, max_tokens=self._filler_tokens, priority=FILLER_PRIORITY)
         self._fillers.append(task)
         return task
