@@ -406,7 +406,7 @@ class HoldQueue:
             ends_at = (now if queue is self else queue._pool.begin()) + queue._options.abort_grace_seconds
             queue._abort_ends.append((ends_at, instance_id, slots))
             queue._end_aborts(ends_at - queue._options.abort_grace_seconds)
-            break
+            return decisions + self._pump_with(queue, now)
         return decisions + self._pump(now)
 
     def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
@@ -463,6 +463,7 @@ class HoldQueue:
         if self._held:
             entry = next(iter(self._held.values()))
             deadlines.append(entry.held_since + self._options.longest_wait_seconds)
+        if self._held or any(guest._held for guest in self._guests):
             phantom_end = self._pool.next_phantom_end()
             if phantom_end is not None:
                 deadlines.append(phantom_end)
