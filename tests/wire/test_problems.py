@@ -73,6 +73,24 @@ def test_an_anthropic_error_has_anthropics_shape(problem: Problem) -> None:
     assert error["error"]["code"] == problem.code
 
 
+def test_anthropics_types_follow_the_status() -> None:
+    assert {problem.status: anthropic_type(problem) for problem in PROBLEMS} == {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        404: "not_found_error",
+        405: "invalid_request_error",
+        408: "invalid_request_error",
+        413: "request_too_large",
+        415: "invalid_request_error",
+        429: "rate_limit_error",
+        431: "invalid_request_error",
+        500: "api_error",
+        502: "api_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+
+
 def test_each_family_gets_its_own_shape() -> None:
     assert error_body(Family.OPENAI, MODEL_NOT_FOUND, "x") == openai_error(MODEL_NOT_FOUND, "x")
     assert error_body(Family.ANTHROPIC, MODEL_NOT_FOUND, "x") == anthropic_error(MODEL_NOT_FOUND, "x")

@@ -65,6 +65,13 @@ def test_the_usage_event_is_taken_out_however_the_stream_is_split(size: int, new
     assert tail.failure is None
 
 
+def test_the_usage_event_is_taken_out_of_the_middle_of_one_piece_too() -> None:
+    tail = StreamTail(strip_usage=True)
+    tail.feed(STREAM)
+    assert tail.feed(piece(" a") + usage_event() + piece(" b")) == piece(" a") + piece(" b")
+    assert tail.events == 6
+
+
 @pytest.mark.parametrize("size", [1, 5, 100_000])
 def test_the_usage_event_stays_if_the_client_asked_for_it(size: int) -> None:
     stream = STREAM + usage_event() + DONE
@@ -233,10 +240,16 @@ def test_an_upstream_that_never_ends_an_event_costs_bounded_memory_and_loses_no_
         assert len(text[: len(relayed) + MAX_EVENT_BYTES + 10_000]) >= len(relayed)
     assert len(relayed) > 2 * MAX_EVENT_BYTES
     rest = usage_event() + DONE
-    relayed += tail.feed(b"\n")
-    relayed += relay(tail, [b"\n" + rest])
-    assert bytes(relayed) == text + b"\n\n" + (DONE if strip_usage else rest)
+    relayed += tail.feed(b"\r\n")
+    relayed += relay(tail, [b"\r\n" + rest])
+    assert bytes(relayed) == text + b"\r\n\r\n" + (DONE if strip_usage else rest)
     assert tail.usage == Usage(12, 8, 3)
+
+
+def test_a_long_event_may_end_right_where_it_became_too_long() -> None:
+    tail = StreamTail(strip_usage=True)
+    text = b"data: " + b"x" * MAX_EVENT_BYTES + b"\n"
+    assert relay(tail, [text, b"\n" + usage_event() + DONE]) == text + b"\n" + DONE
 
 
 def test_text_bytes_are_those_of_the_texts_about() -> None:

@@ -128,6 +128,7 @@ def test_in_the_end_of_a_long_answer_an_escaped_usage_is_text() -> None:
     body = long_answer({"usage": {"prompt_tokens": 800, "completion_tokens": 0}, "system_fingerprint": text})
     assert tail_of(body).usage == Usage(800, 0, 0)
     assert tail_of(long_answer({"note": text})).usage is None
+    assert tail_of(long_answer({'a key of "usage': {"prompt_tokens": 1}})).usage is None
 
 
 def test_a_long_answers_memory_is_bounded() -> None:

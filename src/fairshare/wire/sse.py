@@ -66,7 +66,7 @@ class StreamTail:
         """`strip_usage`: the client did not ask for the usage event, so it is taken out."""
         self._strip_usage = strip_usage
         self._partial = bytearray()
-        """The event that is not complete yet (after `_overlong`: only its last bytes)."""
+        """The event that is not complete yet (after `_overlong`: only its last byte)."""
         self._overlong = False
         self._drop_line_feed = False
         """A stripped event ended in a lone CR so far; if an LF comes next, it belongs to it."""
@@ -122,8 +122,8 @@ class StreamTail:
                 chunk = chunk[1:]
         if self._overlong:
             return self._pass_overlong(chunk)
-        # An end may straddle the seam with three bytes before it.
-        search_from = max(0, len(self._partial) - 3)
+        # An end may straddle the seam; the last byte of its first line end is enough to find it.
+        search_from = max(0, len(self._partial) - 1)
         self._partial += chunk
         buffer = self._partial
         size = len(buffer)
@@ -150,7 +150,7 @@ class StreamTail:
         del buffer[:start]
         if len(buffer) > MAX_EVENT_BYTES:
             kept.append(bytes(buffer))
-            del buffer[:-3]
+            del buffer[:-1]
             self._overlong = True
         return b"".join(kept)
 
@@ -160,7 +160,7 @@ class StreamTail:
         self._partial += chunk
         end = _EVENT_END.search(self._partial)
         if end is None:
-            del self._partial[:-3]
+            del self._partial[:-1]
             return chunk
         rest_from = end.end() - seam
         self._overlong = False
