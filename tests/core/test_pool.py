@@ -771,7 +771,7 @@ def test_a_teams_record_shows_what_a_queue_needs(pool: Pool) -> None:
 
 
 def test_asking_for_a_strangers_record_shows_nothing_in_snapshots(pool: Pool) -> None:
-    assert pool.state("stranger").share == 0
+    assert (pool.state("stranger").share, pool.state("stranger").exact_share) == (0, 0)
     assert [stat.team for stat in pool.snapshot()] == ["ads", "search"]
     assert set(pool.usage()[0]) == {"ads", "search"}
 
