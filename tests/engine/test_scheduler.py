@@ -207,6 +207,20 @@ def test_a_request_that_evicts_itself_ends_the_step_for_those_behind_it() -> Non
     assert [(e.request_id, e.new_tokens) for e in scheduler.step()] == [("good", 1)]
 
 
+def test_a_victim_that_got_a_block_in_this_very_step_gives_it_back() -> None:
+    scheduler = Recorded(SMALL_KV)
+    scheduler.add("bad", prompt_tokens=960, output_tokens=100, priority=9)  # 30 blocks, one more at steps 1 and 33
+    scheduler.step()
+    scheduler.add("good", prompt_tokens=993, output_tokens=100)  # 32 blocks, one more at step 33
+    while scheduler.steps < 33:
+        scheduler.step()
+    assert scheduler.free_blocks == 1
+    assert [event.request_id for event in scheduler.step()] == ["good"]  # bad, first in line, took the last block
+    assert scheduler.victims == ["bad"]
+    assert scheduler.free_blocks == 64 - 33
+    assert scheduler.scheduled_tokens == (960 + 32) + (993 + 32)
+
+
 def test_once_admitted_a_better_request_grows_at_the_cost_of_worse_ones() -> None:
     scheduler = Recorded(changed(SMALL_KV, max_num_batched_tokens=512))
     for i in range(4):

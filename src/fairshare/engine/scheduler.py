@@ -347,7 +347,8 @@ class Scheduler:
         self._prefilling: _Sequence | None = None
         # Decoding requests by the step (modulo block size) at which they need a new block.
         self._needing: list[dict[str, _Sequence]] = [{} for _ in range(config.block_size)]
-        # Decoding requests by the number of completed steps at which they finish; entries may be out of date.
+        # Decoding requests by the number of completed steps at which they finish, in admission order (the order in
+        # which they begin to decode); entries may be out of date.
         self._finishing: dict[int, list[_Sequence]] = {}
         self._finish_steps: list[int] = []  # heap of the keys of _finishing
         # In a step: admission number up to which the decoding requests have got what they need for it.
@@ -571,7 +572,6 @@ class Scheduler:
             for sequence in self._finishing.pop(self.steps, ())
             if sequence.decoding and sequence.birth + sequence.output_tokens == self.steps
         ]
-        finished.sort(key=_by_admission)
         for sequence in self._prefilled:
             if sequence.output_tokens:
                 sequence.generated += 1
