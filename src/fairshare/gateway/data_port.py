@@ -30,6 +30,7 @@ from fairshare.wire.headers import (
     read_request_headers,
     status_line,
 )
+from fairshare.wire.known_head import HeadMemory
 from fairshare.wire.multipart import FormReader
 from fairshare.wire.problems import (
     HEADERS_TOO_LARGE,
@@ -95,8 +96,10 @@ class Incoming:
         "id",
         "identity",
         "keep_alive",
+        "key_sha256",
         "method",
         "owes_continue",
+        "own_id",
         "pieces",
         "problem",
         "size",
@@ -118,7 +121,11 @@ class Incoming:
         self.owes_continue = False
         """The client waits for `100 Continue` before it sends the body."""
         self.found: RequestHeaders | None = None
+        self.key_sha256: bytes | None = None
         self.id = ""
+        """What the client and the engine see: the client's own id, if it sent one."""
+        self.own_id = ""
+        """Ours; no other request of any gateway has it."""
         self.endpoint: Endpoint | None = None
         self.identity: Identity | None = None
         self.problem: RequestProblem | None = None
@@ -130,6 +137,34 @@ class Incoming:
         """Its body is streamed through."""
         self.arrived_at = 0.0
         self.arrived_wall_at = 0.0
+
+    def again(self, body: bytes) -> "Incoming":
+        """The same request with another body."""
+        new = Incoming()
+        new.target = self.target
+        new.method = self.method
+        new.http_1_1 = self.http_1_1
+        new.head_complete = new.complete = True
+        new.found = self.found
+        new.key_sha256 = self.key_sha256
+        new.endpoint = self.endpoint
+        new.pieces.append(body)
+        new.size = len(body)
+        return new
+
+    @property
+    def may_come_again(self) -> bool:
+        """Whether all that its head says is in it, but for the length."""
+        found = self.found
+        return (
+            found is not None
+            and found.content_length is not None
+            and self.problem is None
+            and self.complete
+            and self.keep_alive
+            and self.upload is None
+            and not found.expects_continue
+        )
 
 
 class ClientConnection(asyncio.Protocol):
@@ -145,6 +180,7 @@ class ClientConnection(asyncio.Protocol):
         "_exchange",
         "_head_bytes",
         "_heard_at",
+        "_known_head",
         "_parser",
         "_port",
         "_read_paused",
@@ -176,6 +212,7 @@ class ClientConnection(asyncio.Protocol):
         """At most what has come of the head that is being read: whole reads, with what was before it in the first."""
         self._heard_at = port.driver.coarse.now
         """When bytes last came, or its last answer was complete (coarse time)."""
+        self._known_head = HeadMemory[Incoming]()
         self._advancing = False
         self._broken = False
         """What came is no HTTP/1.1; nothing more is read."""
@@ -224,7 +261,20 @@ class ClientConnection(asyncio.Protocol):
             if self._backlog_bytes > MAX_BACKLOG_BYTES:
                 self._pause_reading()
             return
-        self._feed(data)
+        if self._reading is None and not self._ready and not self._backlog:
+            body = self._known_head.body_of(data)
+            if body is not None:
+                assert self._known_head.meaning is not None
+                incoming = self._known_head.meaning.again(body)
+                self._port.arrived(incoming)
+                self._check_head(incoming)
+                self._ready.append(incoming)
+            else:
+                self._feed(data)
+                if len(self._ready) == 1 and self._ready[0].may_come_again:
+                    self._known_head.learn(data, self._ready[0])
+        else:
+            self._feed(data)
         self._advance()
 
     def pause_writing(self) -> None:
@@ -269,12 +319,15 @@ class ClientConnection(asyncio.Protocol):
         reading.keep_alive = parser.should_keep_alive()
         reading.http_1_1 = parser.get_http_version() == "1.1"
         reading.upgrade = parser.should_upgrade()
+        self._port.arrived(reading)
         try:
             if self._head_bytes > self._port.limits.max_header_bytes:
                 self._check_head_size(reading)
             self._port.read_head(reading)
         except RequestProblem as problem:
             reading.problem = problem
+        else:
+            self._check_head(reading)
 
     def on_body(self, body: bytes) -> None:
         reading = self._reading
@@ -404,6 +457,12 @@ class ClientConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ inside: reading
 
+    def _check_head(self, incoming: Incoming) -> None:
+        try:
+            self._port.check_head(incoming)
+        except RequestProblem as problem:
+            incoming.problem = problem
+
     def _feed(self, data: bytes) -> None:
         if self._broken:
             return
@@ -453,7 +512,8 @@ class ClientConnection(asyncio.Protocol):
                 self._exchange.fail(problem.problem, problem.message)
             return
         refused = reading or Incoming()
-        refused.id = refused.id or self._port.make_id()
+        if not refused.id:
+            self._port.arrived(refused)
         refused.keep_alive = False
         refused.problem = problem
         self._ready.append(refused)
@@ -462,7 +522,6 @@ class ClientConnection(asyncio.Protocol):
         """The reads that brought this head were longer than a head may be; they may have brought more than it."""
         head_bytes = len(reading.target) + sum(len(name) + len(value) + 4 for name, value in reading.headers)
         if head_bytes > self._port.limits.max_header_bytes:
-            reading.id = self._port.make_id()
             reading.keep_alive = False
             raise self._port.head_too_large()
 
@@ -707,22 +766,23 @@ class DataPort:
         if not self._connections:
             self._all_closed.set()
 
-    def make_id(self) -> str:
-        """A request id that no other request of any gateway has."""
-        self._next_number += 1
-        return f"{self._id_prefix}-{self._next_number:x}"
-
     # ------------------------------------------------------------------ what requests ask for
 
+    def arrived(self, incoming: Incoming) -> None:
+        """A request's head is complete, or will never be."""
+        incoming.arrived_at = self.driver.clock()
+        incoming.arrived_wall_at = self.driver.wall()
+        self._next_number += 1
+        incoming.id = incoming.own_id = f"{self._id_prefix}-{self._next_number:x}"
+        if incoming.found is not None and incoming.found.request_id is not None:
+            incoming.id = incoming.found.request_id.decode("ascii")
+
     def read_head(self, incoming: Incoming) -> None:
-        """What can be known of a request from its head.
+        """What a request's head says, whenever it comes.
 
         Raises:
             RequestProblem: what it will be answered.
         """
-        incoming.arrived_at = self.driver.clock()
-        incoming.arrived_wall_at = self.driver.wall()
-        incoming.id = self.make_id()
         try:
             found = incoming.found = read_request_headers(incoming.headers)
         except RequestProblem:
@@ -739,17 +799,17 @@ class DataPort:
             raise RequestProblem(NOT_FOUND, f"There is no {shown(path)} here. The paths are those of OpenAI's API.")
         incoming.endpoint = endpoint
         method = incoming.method.decode("ascii")
-        if method != endpoint.method and method != "OPTIONS" and not (method == "HEAD" and endpoint.method == "GET"):
+        if method == "OPTIONS":
+            return
+        if method != endpoint.method and not (method == "HEAD" and endpoint.method == "GET"):
             raise RequestProblem(
                 METHOD_NOT_ALLOWED, f"{method} is not served at {endpoint.path}; use {endpoint.method}."
             )
-        if method == "OPTIONS":
-            return
-        incoming.identity = self._identity(found)
-        if self.draining:
-            raise RequestProblem(SHUTTING_DOWN, "The gateway is shutting down. Try again.")
-        if found.content_length is not None and found.content_length > self.limits.max_body_bytes:
-            raise self.too_large()
+        if found.key is None:
+            raise RequestProblem(
+                INVALID_API_KEY, "The request carries no API key. Send `Authorization: Bearer <key>` or `x-api-key`."
+            )
+        incoming.key_sha256 = hashlib.sha256(found.key).digest()
         if found.content_encoding not in (b"", b"identity"):
             raise RequestProblem(
                 UNSUPPORTED_MEDIA_TYPE,
@@ -757,6 +817,25 @@ class DataPort:
             )
         if endpoint.body is BodyKind.MULTIPART:
             incoming.upload = Upload(found.content_length, FormReader(found.content_type))
+
+    def check_head(self, incoming: Incoming) -> None:
+        """What a head means now: who asks, and whether that is served.
+
+        Raises:
+            RequestProblem: what it will be answered.
+        """
+        if incoming.key_sha256 is None:
+            return  # OPTIONS needs no key
+        identity = incoming.identity = self.directory.find(incoming.key_sha256)
+        if identity is None:
+            raise RequestProblem(INVALID_API_KEY, "The API key is not valid. Ask whoever runs fairshare for one.")
+        if self.draining:
+            raise RequestProblem(SHUTTING_DOWN, "The gateway is shutting down. Try again.")
+        found = incoming.found
+        assert found is not None
+        length = incoming.size if incoming.complete else found.content_length
+        if length is not None and length > self.limits.max_body_bytes:
+            raise self.too_large()
 
     def admit(self, client: ClientConnection, incoming: Incoming) -> tuple[Exchange, bool]:
         """The exchange for a request whose body is known, and whether a queue has a say in it.
@@ -782,10 +861,9 @@ class DataPort:
         if home is None or (identity.models is not None and model not in identity.models):
             raise unknown_model(model, self._models_of(identity))
         asked = max(found.service_class or ServiceClass.INTERACTIVE, facts.service_class or ServiceClass.INTERACTIVE)
-        self._next_number += 1
         request = Request(
             # Not the client's id: two clients may use the same one at once.
-            id=f"{self._next_number:x}",
+            id=incoming.own_id,
             team=identity.team,
             # A class is the most a key may ask: batch is above interactive in number and below it in right.
             service_class=max(identity.service_class, asked),
@@ -841,8 +919,8 @@ class DataPort:
                 endpoint="" if endpoint is None else endpoint.path,
                 key_id="" if identity is None else identity.key_id,
                 team="" if identity is None else identity.team,
-                arrived_at=incoming.arrived_wall_at or self.driver.wall(),
-                total_seconds=self.driver.clock() - incoming.arrived_at if incoming.arrived_wall_at else 0.0,
+                arrived_at=incoming.arrived_wall_at,
+                total_seconds=self.driver.clock() - incoming.arrived_at,
                 outcome=Outcome.REFUSED if reason else Outcome.COMPLETED,
                 status=status,
                 reason=reason,
@@ -862,16 +940,6 @@ class DataPort:
         )
 
     # ------------------------------------------------------------------ inside
-
-    def _identity(self, found: RequestHeaders) -> Identity:
-        if found.key is None:
-            raise RequestProblem(
-                INVALID_API_KEY, "The request carries no API key. Send `Authorization: Bearer <key>` or `x-api-key`."
-            )
-        identity = self.directory.find(hashlib.sha256(found.key).digest())
-        if identity is None:
-            raise RequestProblem(INVALID_API_KEY, "The API key is not valid. Ask whoever runs fairshare for one.")
-        return identity
 
     def _models_of(self, identity: Identity) -> list[str]:
         """What clients may call models with this key, each once."""

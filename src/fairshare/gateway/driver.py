@@ -189,8 +189,8 @@ class PoolDriver:
         self._exchanges: dict[str, Driven] = {}
         self._to_do: deque[Decision] = deque()
         self._carrying_out = False
-        self._all_ended = asyncio.Event()
-        self._all_ended.set()
+        self._all_ended: asyncio.Event | None = None
+        """Somebody waits for the end of every request."""
 
     # ------------------------------------------------------------------ pools and instances
 
@@ -362,7 +362,7 @@ class PoolDriver:
         del self._exchanges[exchange.request.id]
         self.watch.ended(exchange.request.id)
         self.counters.open_requests -= 1
-        if not self._exchanges:
+        if self._all_ended is not None and not self._exchanges:
             self._all_ended.set()
         queue, place = exchange.queue, exchange.place
         exchange.place = Place.NOWHERE
@@ -402,7 +402,9 @@ class PoolDriver:
                 connections.sweep(now - UPSTREAM_IDLE_SECONDS)
 
     async def wait_until_all_ended(self) -> None:
-        await self._all_ended.wait()
+        while self._exchanges:
+            self._all_ended = asyncio.Event()
+            await self._all_ended.wait()
 
     def fail_all(self, problem: Problem, message: str) -> None:
         """End every request now, with this error where the client can still be told."""
@@ -429,7 +431,6 @@ class PoolDriver:
     def _open(self, exchange: Driven) -> None:
         self._exchanges[exchange.request.id] = exchange
         self.counters.open_requests += 1
-        self._all_ended.clear()
 
     def _carry_out(self, pool: DrivenPool, decisions: list[Decision]) -> None:
         """Do what a queue decided, in order. What follows from doing it is done after it, never inside it."""

@@ -25,7 +25,6 @@ from fairshare.wire.endpoints import Endpoint
 from fairshare.wire.headers import (
     ResponseHeaders,
     fairshare_lines,
-    read_response_headers,
     status_line,
     upstream_head,
 )
@@ -555,7 +554,7 @@ class Exchange:
         """Read the answer's head; the client's is written in `_begin`."""
         self._status = connection.status
         self.silence_limit_seconds = self._timeouts.idle_seconds
-        head = self._head = read_response_headers(connection.headers)
+        head = self._head = connection.head
         if head.encoded:
             return
         if head.event_stream and self._status < 300:
