@@ -60,17 +60,8 @@ class Machine(RuleBasedStateMachine):
     @rule(
         event=st.sampled_from(
             [
-                "submit",
-                "submit",
-                "submit",
-                "release",
-                "begin",
-                "cancel",
-                "report_abort",
-                "wait",
-                "change_pool",
-                "change_instance",
-                "phantoms",
+                *["submit", "submit", "submit", "release", "begin", "cancel"],
+                *["report_abort", "wait", "change_pool", "change_instance", "phantoms"],
             ]
         )
     )

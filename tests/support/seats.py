@@ -41,6 +41,7 @@ class Load:
     """Closed loop only: submit for the first, pause for the second, and again."""
     slots: Callable[[random.Random], int] = lambda rng: 1
     service_class: ServiceClass = ServiceClass.INTERACTIVE
+    estimated_tokens: int = 0
     streams: bool = True
     """Whether the client sees the first byte when it starts; else only when it ends."""
 
@@ -204,7 +205,14 @@ class World:
         self.jobs[job.id] = job
         self.carry_out(
             self.queue.submitted(
-                Request(id=job.id, team=job.team, service_class=load.service_class, slots=job.slots, body_bytes=100)
+                Request(
+                    id=job.id,
+                    team=job.team,
+                    service_class=load.service_class,
+                    slots=job.slots,
+                    estimated_tokens=load.estimated_tokens,
+                    body_bytes=100,
+                )
             )
         )
         return job
@@ -232,7 +240,7 @@ class World:
                 case Recall():
                     self.recalled.append(job)
                     job.recalls += 1
-                    self._abort(job)
+                    self._abort(job, self.abort_seconds)
                     self.held.add(job.id)
                     self.at(self.now + self.abort_seconds, lambda id=job.id: self.carry_out(self.queue.aborted(id)))
                 case Refused():
@@ -278,14 +286,19 @@ class World:
             self._end(job)
         self._fill(job.instance)
 
-    def _abort(self, job: Job) -> None:
-        engine = self.running[job.instance]
+    def _abort(self, job: Job, after_seconds: float = 0.0) -> None:
+        """The engine runs it until it notices that the connection is closed."""
+        name, engine = job.instance, self.running[job.instance]
         ran = engine.running.pop(job.id, 0)
-        engine.busy -= ran
-        self.busy_by_team[job.team] -= ran
         self.in_flight.pop(job.id, None)
         job.attempt += 1
-        self.at(self.now, lambda name=job.instance: self._fill(name))
+
+        def stop() -> None:
+            engine.busy -= ran
+            self.busy_by_team[job.team] -= ran
+            self._fill(name)
+
+        self.at(self.now + after_seconds, stop)
 
     def _end(self, job: Job) -> None:
         self.in_flight.pop(job.id, None)
