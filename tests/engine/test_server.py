@@ -76,6 +76,15 @@ def test_errors_are_those_of_the_real_server(case: dict[str, Any]) -> None:
     run(test)
 
 
+def test_a_prompt_of_token_ids_that_is_too_long_is_told_its_length() -> None:
+    async def test() -> None:
+        async with running() as app:
+            call = await ask(app, "/v1/completions", {"prompt": [5] * 3000, "max_tokens": 1})
+            assert "your prompt contains 3000 input tokens" in call.json()["error"]["message"]
+
+    run(test)
+
+
 def test_a_path_with_a_slash_at_its_end_is_redirected_and_head_is_not_allowed() -> None:
     async def test() -> None:
         async with running() as app:
@@ -156,7 +165,9 @@ def test_a_bad_priority_in_the_body_is_refused_where_the_field_is_known(path: st
     run(test)
 
 
-@pytest.mark.parametrize(("given", "arrives"), [("3", 3), (" 3 ", 3), (1.0, 1), (1e3, 1000), (True, 1), (-7, -7)])
+@pytest.mark.parametrize(
+    ("given", "arrives"), [("3", 3), (" 3 ", 3), ("3.0", 3), (1.0, 1), (1e3, 1000), (True, 1), (-7, -7)]
+)
 def test_a_priority_may_be_written_in_every_way_that_pydantic_reads(given: Any, arrives: int) -> None:
     async def test() -> None:
         app = Spied(SETTINGS)
@@ -209,7 +220,9 @@ def test_waiting_requests_are_served_by_priority_and_fcfs_ignores_it_without_a_w
         calls = [Call(app, "/v1/completions", {**TEXT, "max_tokens": 50, "priority": -99})]
         await until(lambda: app.service.unfinished == 1)
         for count, name in enumerate(names, 2):
-            call = Call(app, "/v1/completions", {**TEXT, "priority": int(name.rstrip("b"))})
+            later_ids_first = {"X-Request-Id": str(99 - count)}  # an id decides only between equal arrivals
+            body = {**TEXT, "priority": int(name.rstrip("b"))}
+            call = Call(app, "/v1/completions", body, headers=later_ids_first)
             call.task.add_done_callback(lambda _, name=name: order.append(name))
             calls.append(call)
             await until(lambda count=count: app.service.unfinished == count)
@@ -316,6 +329,33 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block() -> None:
             assert first["prompt_tokens"] == 401
             assert first["prompt_tokens_details"]["cached_tokens"] == 0
             assert second["prompt_tokens_details"]["cached_tokens"] == 384
+            text = app.service.metrics.render()[0].decode()
+            labels = 'engine="0",model_name="tiny"'
+            for line in (
+                f"vllm:prompt_tokens_cached_total{{{labels}}} 384.0",
+                f'vllm:prompt_tokens_by_source_total{{{labels},source="local_compute"}} 418.0',
+                f'vllm:prompt_tokens_by_source_total{{{labels},source="local_cache_hit"}} 384.0',
+                f"vllm:prefix_cache_queries_total{{{labels}}} 802.0",
+                f"vllm:prefix_cache_hits_total{{{labels}}} 384.0",
+            ):
+                assert line in text.splitlines()
+
+    run(test)
+
+
+def test_a_chat_says_how_many_tokens_it_left_in_the_cache() -> None:
+    async def test() -> None:
+        async with running(prompt_tokens_details=True) as app:
+            body = {**CHAT, "messages": [{"role": "user", "content": "word " * 400}]}
+            first, second = [
+                (await ask(app, "/v1/chat/completions", body)).json()["usage"]["prompt_tokens_details"]
+                for _ in range(2)
+            ]
+            assert (first["cached_tokens"], first["created_cache_tokens"]) == (0, 384)
+            assert (second["cached_tokens"], second["created_cache_tokens"]) == (384, 0)
+            message = (await ask(app, "/v1/messages", {**MESSAGE, "messages": body["messages"]})).json()
+            usage = message["usage"]
+            assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (384, 0)
 
     run(test)
 
@@ -348,6 +388,7 @@ def test_a_stream_without_usage_has_none_and_ends_with_done() -> None:
             assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
             assert [e["choices"][0]["finish_reason"] for e in events] == [None, None, None, "length"]
             assert all("usage" not in event for event in events)
+            assert ["system_fingerprint" in event for event in events] == [False, False, False, True]
             assert call.text.endswith("data: [DONE]\n\n")
 
     run(test)
@@ -365,6 +406,8 @@ def test_include_usage_adds_one_event_without_choices() -> None:
                 assert usage["total_tokens"] == usage["prompt_tokens"] + 3
                 assert usage["prompt_tokens_details"]["cached_tokens"] == 0
                 assert all("usage" not in event for event in events[:-1])
+                # The fingerprint is on the last event, whichever that is.
+                assert ["system_fingerprint" in event for event in events] == [False] * (len(events) - 1) + [True]
 
     run(test)
 
@@ -720,6 +763,27 @@ def test_a_preemption_is_counted_when_its_victim_runs_again() -> None:
     run(test)
 
 
+def test_a_request_that_is_preempted_twice_counts_twice() -> None:
+    async def test() -> None:
+        scheduler = replace(SCHEDULER, block_size=32, num_blocks=65, prefix_caching=False, max_num_seqs=8)
+        async with running(scheduler=scheduler) as app:
+            # Three grow alike: the worst is evicted at 2048 tokens together, returns when the short one has ended,
+            # and is evicted again when two fill the cache.
+            sizes = ((700, 0), (1300, 0), (1000, 9))
+            calls = [
+                Call(app, "/v1/completions", {**TEXT, "prompt": list(range(19)), "max_tokens": tokens, "priority": p})
+                for tokens, p in sizes
+            ]
+            for call in calls:
+                await call.done()
+            assert app.service._scheduler.preemptions == 2
+            assert app.service.metrics.preemptions._value.get() == 2
+            labels = '{engine="0",model_name="tiny"}'
+            assert f"vllm:request_num_preemptions_sum{labels} 2.0" in app.service.metrics.render()[0].decode()
+
+    run(test)
+
+
 def test_a_full_queue_is_answered_with_503_and_running_ones_count() -> None:
     async def test() -> None:
         app = EngineApp(replace(SETTINGS, max_num_queued_reqs=3))
@@ -789,6 +853,10 @@ def test_requests_end_with_abort_when_the_engine_stops() -> None:
             calls = [Call(app, "/v1/chat/completions", {**body, "stream": stream}) for stream in (True, False)]
             await until(lambda: app.service.metrics.generation_tokens._value.get() > 20)
             app.service.end_all()
+            message = Call(app, "/v1/messages", {**MESSAGE, "max_tokens": 2000})
+            await until(lambda: app.service.unfinished == 1)
+            app.service.end_all()
+            assert "stop_reason" not in (await message.done()).json()
             stream, whole = [await call.done() for call in calls]
             assert stream.events()[-1]["choices"][0]["finish_reason"] == "abort"
             assert stream.text.endswith("data: [DONE]\n\n")
