@@ -287,17 +287,14 @@ class PoolDriver:
         is answered 502. What still flows goes on. Returns how many were cut.
         """
         since = self.clock() - silent_seconds
-        silent = [
-            exchange
-            for exchange in self._exchanges.values()
-            if exchange.instance_id == instance_id
-            and exchange.home.spec.name == pool
-            and exchange.place is not Place.HELD
-            and exchange.heard_at <= since
-        ]
-        for exchange in silent:
-            exchange.engine_silent()
-        return len(silent)
+        cut = 0
+        for exchange in tuple(self._exchanges.values()):
+            is_there = exchange.instance_id == instance_id and exchange.home.spec.name == pool
+            is_silent = exchange.place is not Place.HELD and exchange.heard_at <= since
+            if is_there and is_silent and self._is_open(exchange):
+                exchange.engine_silent()
+                cut += 1
+        return cut
 
     # ------------------------------------------------------------------ what others may read
 
@@ -393,7 +390,8 @@ class PoolDriver:
         """Once a second or so: end what is overdue, tick queues whose deadline has passed, close idle connections."""
         now = self.coarse.now = self.clock()
         for exchange in tuple(self._exchanges.values()):
-            if exchange.heard_at + exchange.silence_limit_seconds < now or exchange.ends_at < now:
+            late = exchange.heard_at + exchange.silence_limit_seconds < now or exchange.ends_at < now
+            if late and self._is_open(exchange):
                 exchange.overdue(now)
         for pool in tuple(self._pools.values()):
             if pool.timer is not None and pool.timer_at <= now:
@@ -409,7 +407,7 @@ class PoolDriver:
     def fail_all(self, problem: Problem, message: str) -> None:
         """End every request now, with this error where the client can still be told."""
         for exchange in tuple(self._exchanges.values()):
-            if exchange.request.id in self._exchanges:
+            if self._is_open(exchange):
                 exchange.fail(problem, message, engine_worked=True)
 
     def close(self) -> None:
@@ -431,6 +429,10 @@ class PoolDriver:
     def _open(self, exchange: Driven) -> None:
         self._exchanges[exchange.request.id] = exchange
         self.counters.open_requests += 1
+
+    def _is_open(self, exchange: Driven) -> bool:
+        """Whether it has not ended: the end of one request may end others, while a loop goes over all of them."""
+        return exchange.request.id in self._exchanges
 
     def _carry_out(self, pool: DrivenPool, decisions: list[Decision]) -> None:
         """Do what a queue decided, in order. What follows from doing it is done after it, never inside it."""
@@ -477,7 +479,7 @@ class PoolDriver:
                     pass
         except Exception:
             log.exception("request %s: could not carry out %s", decision.request_id, type(decision).__name__)
-            if decision.request_id in self._exchanges:
+            if self._is_open(exchange):
                 exchange.fail(INTERNAL_ERROR, "fairshare failed to serve this request; its log says why.")
 
     def _arm(self, pool: DrivenPool) -> None:
