@@ -59,7 +59,8 @@ class PolicyName(StrEnum):
     """C in flight, first come first served, no team above a cap."""
 
 
-BASELINES = tuple(PolicyName)
+UNHELD = frozenset({PolicyName.FCFS, PolicyName.PASS, PolicyName.RATE_LIMIT})
+"""Policies that send everything they accept at once; all others keep C slots in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,7 +402,7 @@ class RateLimited(Through):
 def parse_policies(names: Sequence[str]) -> tuple[PolicyName, ...]:
     """Names to policies; `all` is every one. Raises ValueError for an unknown one."""
     if list(names) == ["all"]:
-        return BASELINES
+        return tuple(PolicyName)
     known = {policy.value: policy for policy in PolicyName}
     for name in names:
         if name not in known:

@@ -306,9 +306,8 @@ def seconds_text(seconds: float) -> str:
         return "never"
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms" if seconds >= 0.0005 else "0"
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
+    digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
+    return f"{seconds:,.{digits}f} s"
 
 
 def number_text(value: float, digits: int = 2) -> str:

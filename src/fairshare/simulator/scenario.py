@@ -116,6 +116,8 @@ class Engines(_Strict, frozen=True, kw_only=True):
 
     count: int = 1
     max_num_seqs: int = 256
+    headroom: float = 1.0
+    """Policies that hold requests back at C get engines with this many times the seats: `max_num_seqs` above C."""
     known_seats: bool = True
     """Whether the gateway is told `max_num_seqs`."""
     kv_tokens: int = 1 << 20
@@ -125,12 +127,16 @@ class Engines(_Strict, frozen=True, kw_only=True):
     step: Seconds = Seconds(0.010)
     token: Seconds = Seconds(20e-6)
 
-    def config(self) -> SchedulerConfig:
+    def config(self, *, with_headroom: bool = False) -> SchedulerConfig:
+        """What the engine's scheduler runs with."""
+        seats = self.max_num_seqs
+        if with_headroom:
+            seats = int(seats * self.headroom)
         return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=seats,
             num_blocks=self.kv_tokens // self.block_size + 1,
             block_size=self.block_size,
-            max_num_batched_tokens=max(self.max_num_batched_tokens, self.max_num_seqs),
+            max_num_batched_tokens=max(self.max_num_batched_tokens, seats),
             max_model_len=min(self.max_model_len, self.kv_tokens // self.block_size * self.block_size),
             step_seconds=self.step,
             token_seconds=self.token,
@@ -210,6 +216,8 @@ class Scenario(_Strict, frozen=True, kw_only=True):
     changes: list[Change] = []
     policies: list[str] = []
     """What is compared if the command line does not say."""
+    short: Seconds = Seconds(0.0)
+    """The duration of its short form, for tests."""
 
     def pool_named(self, name: str) -> PoolPlan:
         return next(pool for pool in self.pools if pool.name == name) if name else self.pools[0]

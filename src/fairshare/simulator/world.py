@@ -20,7 +20,7 @@ from fairshare.core.pool import Pool
 from fairshare.engine.scheduler import Change, Event, Policy, Scheduler, SchedulerConfig
 from fairshare.simulator import measures
 from fairshare.simulator.outcome import Outcome, PoolOutcome, TeamOutcome, Windows
-from fairshare.simulator.policies import GatewayPolicy, PolicyName, RateLimits, make_policy
+from fairshare.simulator.policies import UNHELD, GatewayPolicy, PolicyName, RateLimits, make_policy
 from fairshare.simulator.scenario import Change as PlannedChange
 from fairshare.simulator.scenario import Load, PoolPlan, Scenario
 from fairshare.simulator.traces import Arrival
@@ -213,9 +213,9 @@ class _Domain:
         "touched_at",
     )
 
-    def __init__(self, plan: PoolPlan, pool: Pool, outcome: PoolOutcome) -> None:
+    def __init__(self, plan: PoolPlan, config: SchedulerConfig, pool: Pool, outcome: PoolOutcome) -> None:
         self.plan = plan
-        self.config: SchedulerConfig = plan.engines.config()
+        self.config = config
         self.pool = pool
         self.policy: GatewayPolicy
         self.engines: dict[str, _Engine] = {}
@@ -306,7 +306,8 @@ class World:
             kv_tokens=plan.engines.count * plan.engines.kv_tokens,
         )
         pool = Pool(plan.name, plan.capacity, shares, plan.half_life, clock=lambda: self.now)
-        domain = _Domain(plan, pool, outcome)
+        config = plan.engines.config(with_headroom=self._policy_name not in UNHELD)
+        domain = _Domain(plan, config, pool, outcome)
         for number in range(plan.engines.count):
             self._add_engine(domain, f"{plan.name}-{number}")
         return domain
@@ -330,12 +331,12 @@ class World:
         """The pool's instances as records, each with its integer part of C."""
         healthy = [name for name, well in domain.healthy.items() if well]
         parts = apportion(domain.capacity, {name: Fraction(1, len(healthy)) for name in healthy}) if healthy else {}
-        engines = domain.plan.engines
+        seats = domain.config.max_num_seqs if domain.plan.engines.known_seats else None
         return [
             Instance(
                 id=name,
                 part_slots=parts.get(name, 0),
-                seats=engines.max_num_seqs if engines.known_seats else None,
+                seats=seats,
                 accepting=well,
             )
             for name, well in domain.healthy.items()
