@@ -850,6 +850,7 @@ class DataPort:
         if upload is None:
             pieces = incoming.pieces
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            incoming.pieces = []  # the exchange keeps it as long as it must
             facts = inspect_body(endpoint, body)
         else:
             body = b""

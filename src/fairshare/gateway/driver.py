@@ -436,15 +436,16 @@ class PoolDriver:
 
     def _carry_out(self, pool: DrivenPool, decisions: list[Decision]) -> None:
         """Do what a queue decided, in order. What follows from doing it is done after it, never inside it."""
-        to_do = self._to_do
-        to_do.extend(decisions)
-        if not self._carrying_out:
-            self._carrying_out = True
-            try:
-                while to_do:
-                    self._do(to_do.popleft())
-            finally:
-                self._carrying_out = False
+        if decisions:
+            to_do = self._to_do
+            to_do += decisions
+            if not self._carrying_out:
+                self._carrying_out = True
+                try:
+                    while to_do:
+                        self._do(to_do.popleft())
+                finally:
+                    self._carrying_out = False
         self._arm(pool)
 
     def _undo(self, exchange: Driven, record: RequestRecord) -> list[Decision]:

@@ -572,6 +572,7 @@ class Exchange:
         assert head is not None
         self._head = None
         self.began = True
+        self._body = b""  # it will not be sent again
         self._first_byte_at = self._driver.clock()
         framing = b""
         if complete:

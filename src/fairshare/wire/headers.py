@@ -267,7 +267,7 @@ def fairshare_lines(
     return b"x-request-id: %b\r\nx-fairshare-pool: %b\r\nx-fairshare-standing: %b\r\n%bx-fairshare-held-ms: %d\r\n" % (
         request_id.encode(),
         pool.encode(),
-        standing.value.encode(),
+        standing.encode(),
         b"" if priority is None else b"x-fairshare-priority: %d\r\n" % priority,
         round(held_seconds * 1000),
     )
