@@ -11,8 +11,8 @@ from fairshare.engine.metrics import Metrics
 from fairshare.engine.scheduler import Change, Event, FinishReason, Scheduler, SchedulerConfig, block_keys
 from fairshare.engine.text import Script, tokenize
 
-_TIMER_SLACK_SECONDS = 0.005
-"""A step begins when the last one ended, also if the timer woke us this much too late."""
+_CATCH_UP_SECONDS = 0.05
+"""A step begins when the last one ended, also if handing out tokens made us so late: a real engine goes on meanwhile."""
 
 
 @dataclass(slots=True)
@@ -178,7 +178,8 @@ class EngineService:
             if not self._scheduler.busy:
                 self._work.clear()
                 await self._work.wait()
-            if loop.time() - self._begin_at >= _TIMER_SLACK_SECONDS:
+                self._begin_at = loop.time()
+            if loop.time() - self._begin_at >= _CATCH_UP_SECONDS:
                 self._begin_at = loop.time()
             before, tokens_before = self._scheduler.now, self._scheduler.scheduled_tokens
             events = self._scheduler.step()
