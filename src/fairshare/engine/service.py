@@ -12,7 +12,7 @@ from fairshare.engine.scheduler import Change, Event, FinishReason, Scheduler, S
 from fairshare.engine.text import Script, tokenize
 
 _CATCH_UP_SECONDS = 0.05
-"""A step begins when the last one ended, also if handing out tokens made us so late: a real engine goes on meanwhile."""
+"""A step begins where the last ended, even if handing out tokens made us this late: a real engine goes on meanwhile."""
 
 
 @dataclass(slots=True)
