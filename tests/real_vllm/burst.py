@@ -2,7 +2,8 @@
 
 Two teams own half of a pool of 16 slots each. Team A sends 100 requests at once. Team B comes right after it and keeps
 16 requests in flight all the time. Both stream 50 to 150 tokens per request. While A has requests that wait, both are
-entitled to half: B's part of the tokens that come in each window of two seconds says whether it got it.
+entitled to half: B's part of the tokens that come in each window of two seconds says whether it got it. In the first
+window what A borrowed before B came runs out; a stream that has begun is never taken back.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ teams:
 
 @dataclass(slots=True, kw_only=True)
 class Burst:
-    """What one run brought. Times in seconds since A's burst."""
+    """What one run brought. Times in seconds since team B came."""
 
     mode: str
     max_num_seqs: int
@@ -66,7 +67,7 @@ class Burst:
         whole = int(self.backlog_gone_at / WINDOW_SECONDS)
         counts = [{"a": 0, "b": 0} for _ in range(whole)]
         for at, team, tokens in self.tokens:
-            if at < whole * WINDOW_SECONDS:
+            if 0 <= at < whole * WINDOW_SECONDS:
                 counts[int(at / WINDOW_SECONDS)][team] += tokens
         return [(count["a"], count["b"]) for count in counts]
 
@@ -84,7 +85,7 @@ async def run_burst(*, url: str, a_key: str, b_key: str, mode: str, max_num_seqs
     """Runs the load once. Fails when a request is answered with anything but 200, or when it does not end."""
     burst = Burst(mode=mode, max_num_seqs=max_num_seqs)
     sizes = random.Random(seed)
-    begun_at = time.monotonic()
+    b_came_at = time.monotonic() + B_COMES_AFTER_SECONDS
     a_waits = A_REQUESTS
 
     async def one(client: httpx.AsyncClient, team: str, key: str, name: str, tokens: int) -> None:
@@ -111,9 +112,9 @@ async def run_burst(*, url: str, a_key: str, b_key: str, mode: str, max_num_seqs
                     if team == "a":
                         a_waits -= 1
                         if a_waits == 0:
-                            burst.backlog_gone_at = now - begun_at
+                            burst.backlog_gone_at = now - b_came_at
                 if count > seen:
-                    burst.tokens.append((now - begun_at, team, count - seen))
+                    burst.tokens.append((now - b_came_at, team, count - seen))
                     seen = count
         assert seen == tokens, f"{name} was to bring {tokens} tokens and brought {seen}"
 
@@ -140,7 +141,7 @@ async def run_burst(*, url: str, a_key: str, b_key: str, mode: str, max_num_seqs
 def table(bursts: Sequence[Burst]) -> str:
     """The runs as a Markdown table, one line each."""
     head = (
-        "| dispatch | `max_num_seqs` | run | B's part of the tokens, per 2 s while A is backlogged | least after the "
+        "| dispatch | `max_num_seqs` | run | B's part of the tokens, per 2 s since it came | least after the "
         "first | tokens/s | longest wait for a first token, A / B | recalls |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
     )

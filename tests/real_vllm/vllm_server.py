@@ -44,14 +44,26 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_on_last_core(command: list[str], *, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the command in a process group of its own, niced, and bound to the last core this process may use.
+@contextmanager
+def a_core_for_the_engine() -> Iterator[int]:
+    """The last core that this process may use, and inside the block no longer does, if there is another.
 
-    One core leaves the others to the gateway and the clients, and makes the engine's speed comparable between runs.
+    One core of its own keeps the engine's speed the same whatever gateway and clients do, and comparable between runs.
     """
+    ours = os.sched_getaffinity(0)
+    core = max(ours)
+    os.sched_setaffinity(0, ours - {core} or ours)
+    try:
+        yield core
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+def run_on(core: int, command: list[str], *, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the command in a process group of its own, bound to a core."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["nice", "-n", "10", *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -59,7 +71,7 @@ def run_on_last_core(command: list[str], *, log: Path, environment: dict[str, st
             start_new_session=True,
         )
     # Threads and processes that the engine makes later inherit this; nothing has been made yet.
-    os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(process.pid, {core})
     return process
 
 
@@ -114,12 +126,13 @@ def vllm_server(
         *("--disable-uvicorn-access-log", *arguments),
     ]
     environment = ENVIRONMENT | ({"VLLM_SERVER_DEV_MODE": "1"} if developer_mode else {})
-    process = run_on_last_core(command, log=log, environment=environment)
-    try:
-        wait_until_healthy(process, url=url, log=log)
-        yield VllmServer(url=url, max_num_seqs=max_num_seqs, log=log)
-    finally:
-        end_group(process)
+    with a_core_for_the_engine() as core:
+        process = run_on(core, command, log=log, environment=environment)
+        try:
+            wait_until_healthy(process, url=url, log=log)
+            yield VllmServer(url=url, max_num_seqs=max_num_seqs, log=log)
+        finally:
+            end_group(process)
 
 
 async def gauge(client: httpx.AsyncClient, url: str, name: str) -> float:
