@@ -70,9 +70,7 @@ def simulate(
         raise OperatorError(f"--policy: {error}") from None
     arrivals = traces.arrivals(plan, scenario.parent)
     with _progress() as progress:
-        comparison = compare(
-            plan, wanted, clock=clock.monotonic, seed=seed, arrivals=arrivals, progress=progress
-        )
+        comparison = compare(plan, wanted, clock=clock.monotonic, seed=seed, arrivals=arrivals, progress=progress)
     if json is None or str(json) != "-":
         _show(plan, comparison)
     if json is not None:
@@ -112,16 +110,14 @@ def _show(plan: "Scenario", comparison: "Comparison") -> None:
     for number, pool in enumerate(comparison.runs[0].pools):
         name = f"pool {pool.pool}, C = {pool.capacity}"
         table(
-            f"{name}: shortfall in points of service while backlogged, throughput against fcfs",
+            f"{name}: shortfall in points of service while backlogged, output and all tokens against fcfs",
             report.POLICY_COLUMNS,
             (report.policy_row(run, run.pools[number]) for run in comparison.runs),
         )
         last = comparison.runs[-1]
         table(f"teams under {last.policy}", report.TEAM_COLUMNS, map(report.team_row, last.pools[number].teams))
     for team, (p50, p99) in comparison.runs[-1].alone.items():
-        console.print(
-            f"{team} alone: first token p50 {report.seconds_text(p50)}, p99 {report.seconds_text(p99)}"
-        )
+        console.print(f"{team} alone: first token p50 {report.seconds_text(p50)}, p99 {report.seconds_text(p99)}")
 
 
 @contextmanager

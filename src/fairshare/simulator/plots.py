@@ -1,9 +1,12 @@
 """Pictures of a comparison: shares over time, queues, time to first token, reclaim times. Needs the extra `plots`."""
 
+# matplotlib's types leave its keyword arguments open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Iterator, Sequence
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairshare.errors import OperatorError
 from fairshare.simulator.outcome import PoolOutcome
@@ -37,11 +40,9 @@ def draw(
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise OperatorError(
-            "pictures need matplotlib; install it with: pip install 'fairshare[plots]'"
-        ) from None
+        raise OperatorError("pictures need matplotlib; install it with: pip install 'fairshare[plots]'") from None
     directory.mkdir(parents=True, exist_ok=True)
-    style = {
+    style: dict[Any, Any] = {
         "font.size": 9.0,
         "axes.edgecolor": FAINT,
         "axes.labelcolor": INK,
@@ -54,11 +55,11 @@ def draw(
         "svg.fonttype": "none",
     }
     written: list[Path] = []
-    with matplotlib.rc_context(style):  # pyright: ignore[reportUnknownMemberType]
+    with matplotlib.rc_context(style):
         for name, figure in _figures(comparison, Figure):
             path = directory / f"{prefix}{name}.{kind}"
             # No date and no version inside: the same run gives the same file.
-            figure.savefig(path, dpi=110, metadata={"Software": None} if kind == "png" else {"Date": None})  # pyright: ignore[reportUnknownMemberType]
+            figure.savefig(path, dpi=110, metadata={"Software": None} if kind == "png" else {"Date": None})
             written.append(path)
     return written
 
@@ -85,7 +86,7 @@ class _Teams:
         own = names if len(names) <= len(COLOURS) else [team for team in names if team in by_size[: len(COLOURS) - 1]]
         self.names = list(own)
         self.groups = [[names.index(team)] for team in own]
-        self.colours = list(COLOURS[: len(own)])
+        self.colours: list[str] = list(COLOURS[: len(own)])
         self.owned = [pool.shares.get(team, 0.0) for team in own]
         others = [team for team in names if team not in own]
         if others:
@@ -171,9 +172,7 @@ def _shares(
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("% of output tokens")
     _legend(figure, panels[0], teams)
-    figure.suptitle(
-        "Share of service over time; dashed: what each owns", x=0.01, ha="left", fontsize=9, color=FAINT
-    )
+    figure.suptitle("Share of service over time; dashed: what each owns", x=0.01, ha="left", fontsize=9, color=FAINT)
     return figure
 
 

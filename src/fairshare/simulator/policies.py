@@ -7,7 +7,7 @@ out does not know which one it drives.
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -17,7 +17,14 @@ from fairshare.core.decisions import (
     BorrowOrder,
     Decision,
     Held,
-    HoldOptions, Instance, Mode, RefusalReason, Refused, Request, Send)
+    HoldOptions,
+    Instance,
+    Mode,
+    RefusalReason,
+    Refused,
+    Request,
+    Send,
+)
 from fairshare.core.dispatch import make_queue
 from fairshare.core.hold import HoldQueue
 from fairshare.core.instances import InstanceTable
@@ -408,5 +415,3 @@ def parse_policies(names: Sequence[str]) -> tuple[PolicyName, ...]:
         if name not in known:
             raise ValueError(f"there is no policy {name!r}; there are {', '.join(known)}")
     return tuple(known[name] for name in names)
-
-

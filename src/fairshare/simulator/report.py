@@ -64,7 +64,8 @@ class PoolFigures:
     mean_shortfall_points: float
     judged_windows: int
     slot_shortfall_points: float
-    """The worst, with shares of running slots instead of output tokens."""
+    """The worst, in running slots: by how many points of C a backlogged team ran less than share x C."""
+    mean_slot_shortfall_points: float
     jain: float
     """Mean over windows with two or more backlogged teams of Jain's index of service over share."""
     vtc_difference: float
@@ -97,6 +98,8 @@ class Figures:
     pools: list[PoolFigures]
     throughput_to_fcfs: float = nan
     """Output tokens that reached clients over those of FCFS in the same scenario; NaN without an FCFS run."""
+    all_tokens_to_fcfs: float = nan
+    """The same with prompts: comparable also where policies let different teams through."""
     alone: dict[str, tuple[float, float]] = field(default_factory=dict[str, "tuple[float, float]"])
     """Team to (p50, p99) of the time to first token without the others."""
 
@@ -113,6 +116,7 @@ def figures(
         virtual_seconds=outcome.until - outcome.measured_from,
         pools=[_pool_figures(pool, outcome.until - outcome.measured_from) for pool in outcome.pools],
         throughput_to_fcfs=useful_tokens(outcome) / max(1, useful_tokens(fcfs)) if fcfs is not None else nan,
+        all_tokens_to_fcfs=all_tokens(outcome) / max(1, all_tokens(fcfs)) if fcfs is not None else nan,
         alone=alone or {},
     )
 
@@ -122,6 +126,11 @@ def useful_tokens(outcome: Outcome) -> int:
     return sum(
         sum(team.output_tokens for team in pool.teams.values()) - pool.thrown_away_tokens for pool in outcome.pools
     )
+
+
+def all_tokens(outcome: Outcome) -> int:
+    """Prompt and output tokens, without what was thrown away."""
+    return useful_tokens(outcome) + sum(team.prompt_tokens for pool in outcome.pools for team in pool.teams.values())
 
 
 def first_token_percentiles(outcome: Outcome, team: str) -> tuple[float, float]:
@@ -157,12 +166,12 @@ def _summed(rows: Sequence[Sequence[float]], group: Iterable[int]) -> list[float
     return [sum(column) for column in zip(*picked, strict=True)]
 
 
-def _shortfalls(pool: PoolOutcome, rows: Sequence[Sequence[float]], groups: Sequence[range]) -> dict[str, list[float]]:
-    """Team to its shortfall in each window in which it was backlogged, in points."""
+def _shortfalls(pool: PoolOutcome, groups: Sequence[range]) -> dict[str, list[float]]:
+    """Team to its shortfall in each window in which it was backlogged, in points of the output tokens."""
     windows = pool.windows
     found: dict[str, list[float]] = {team: [] for team in windows.teams}
     for group in groups:
-        served = dict(zip(windows.teams, _summed(rows, group), strict=True))
+        served = dict(zip(windows.teams, _summed(windows.output_tokens, group), strict=True))
         owned = {
             windows.teams[column]: pool.shares.get(windows.teams[column], 0.0)
             for column in backlogged_teams(windows, group)
@@ -173,11 +182,25 @@ def _shortfalls(pool: PoolOutcome, rows: Sequence[Sequence[float]], groups: Sequ
     return found
 
 
+def _slot_shortfalls(pool: PoolOutcome, groups: Sequence[range]) -> list[float]:
+    """Of every owner and window in which it was backlogged, in points of C."""
+    windows = pool.windows
+    found: list[float] = []
+    for group in groups:
+        slots = sum(windows.capacity[row] * windows.lengths[row] for row in group)
+        ran = _summed(windows.slot_seconds, group)
+        for column in backlogged_teams(windows, group):
+            share = pool.shares.get(windows.teams[column], 0.0)
+            if share > 0.0:
+                found.append(max(0.0, 100.0 * (share - ran[column] / slots)))
+    return found
+
+
 def _pool_figures(pool: PoolOutcome, seconds: float) -> PoolFigures:
     windows = pool.windows
     groups = judged_windows(windows)
-    shortfalls = _shortfalls(pool, windows.output_tokens, groups)
-    slot_shortfalls = _shortfalls(pool, windows.slot_seconds, groups)
+    shortfalls = _shortfalls(pool, groups)
+    slot_shortfalls = _slot_shortfalls(pool, groups)
     every = [points for team in shortfalls.values() for points in team]
     total_tokens = sum(team.output_tokens for team in pool.teams.values())
     returns = [one for team in pool.teams.values() for _, one in team.returns]
@@ -194,7 +217,8 @@ def _pool_figures(pool: PoolOutcome, seconds: float) -> PoolFigures:
         worst_shortfall_points=max(every, default=nan),
         mean_shortfall_points=fmean(every) if every else nan,
         judged_windows=len(every),
-        slot_shortfall_points=max((points for team in slot_shortfalls.values() for points in team), default=nan),
+        slot_shortfall_points=max(slot_shortfalls, default=nan),
+        mean_slot_shortfall_points=fmean(slot_shortfalls) if slot_shortfalls else nan,
         jain=_jain(pool, groups),
         vtc_difference=_vtc_difference(pool),
         vtc_bound=2.0 * measures.vtc_bound(pool.longest_prompt_tokens, pool.kv_tokens),
@@ -212,9 +236,7 @@ def _pool_figures(pool: PoolOutcome, seconds: float) -> PoolFigures:
 
 
 def _team_figures(team: TeamOutcome, shortfalls: list[float], total_tokens: int) -> TeamFigures:
-    owner = [
-        seconds for seconds, borrowed in zip(team.first_token_seconds, team.borrowed, strict=True) if not borrowed
-    ]
+    owner = [seconds for seconds, borrowed in zip(team.first_token_seconds, team.borrowed, strict=True) if not borrowed]
     returns = [seconds for _, seconds in team.returns]
     return TeamFigures(
         team=team.team,
@@ -324,14 +346,17 @@ POLICY_COLUMNS = (
     "policy",
     "worst shortfall",
     "mean",
+    "in slots",
     "Jain",
     "reclaim p99",
     "longest wait",
     "idle",
-    "throughput",
-    "recalls",
+    "output",
+    "all tokens",
+    "recalled",
     "recomputed",
 )
+"""Shortfalls are in points; output and all tokens against fcfs."""
 
 
 def policy_row(run: Figures, pool: PoolFigures) -> tuple[str, ...]:
@@ -343,12 +368,14 @@ def policy_row(run: Figures, pool: PoolFigures) -> tuple[str, ...]:
         run.policy,
         number_text(pool.worst_shortfall_points, 1),
         number_text(pool.mean_shortfall_points, 2),
+        number_text(pool.slot_shortfall_points, 1),
         number_text(pool.jain, 3),
         reclaim,
         seconds_text(pool.longest_wait),
         percent_text(pool.idle_part, 2),
         percent_text(run.throughput_to_fcfs),
-        f"{pool.recalls}" + (f" ({percent_text(pool.recalled_part)})" if pool.recalls else ""),
+        percent_text(run.all_tokens_to_fcfs),
+        f"{pool.recalls} ({percent_text(pool.recalled_part)})" if pool.recalls else "0",
         f"{pool.recomputed_tokens:,}",
     )
 

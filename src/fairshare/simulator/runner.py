@@ -56,16 +56,18 @@ def compare(
         name = policy if only_team is None else f"{policy}, {only_team} alone"
         world = World(scenario, policy, seed=seed, arrivals=arrivals, limits=limits, only_team=only_team)
         begun_at = clock()
-        told = None if progress is None else lambda now: progress(name, min(1.0, now / scenario.duration))
+
+        def told(now: float) -> None:
+            if progress is not None:
+                progress(name, min(1.0, now / scenario.duration))
+
         outcome = world.run(told)
         outcome.wall_seconds = clock() - begun_at
         return outcome
 
     unlimited = RateLimits(tokens_per_minute=inf, requests_per_minute=inf)
     fcfs = run(PolicyName.FCFS, unlimited)
-    outcomes = {
-        policy: fcfs if policy is PolicyName.FCFS else run(policy, rate_limits(fcfs)) for policy in wanted
-    }
+    outcomes = {policy: fcfs if policy is PolicyName.FCFS else run(policy, rate_limits(fcfs)) for policy in wanted}
     alone = {
         team.name: first_token_percentiles(run(PolicyName.FCFS, unlimited, team.name), team.name)
         for team in scenario.teams

@@ -242,14 +242,14 @@ def parse(text: str, name: str = "scenario") -> Scenario:
     """As `load`, from text; `name` is what messages call it."""
     try:
         node = yaml.compose(text, Loader=_Loader)
-        document: object = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader makes plain values only
+        document: object = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ScenarioError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ScenarioError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
-    if document is None:
+    if node is None or document is None:
         raise ScenarioError(f"{name}: is empty; the files in scenarios/ show what belongs here")
     try:
         scenario = msgspec.convert(document, Scenario, dec_hook=_decode)

@@ -125,7 +125,9 @@ def read(path: Path) -> list[TraceRow]:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: cannot be read ({error}); a trace is CSV or JSON lines, or either gzipped") from None
+        raise ScenarioError(
+            f"{path}: cannot be read ({error}); a trace is CSV or JSON lines, or either gzipped"
+        ) from None
     columns, records = _json_lines(text) if text.lstrip().startswith("{") else _csv(text)
     layout = recognise(columns)
     if layout is None:

@@ -14,8 +14,8 @@ from itertools import count
 from math import floor, inf, nextafter
 from typing import Any, cast
 
-from fairshare.core.decisions import Decision, Held, Instance, Recall, Refused, Request, Send
 from fairshare.core.apportion import apportion
+from fairshare.core.decisions import Decision, Held, Instance, Recall, Refused, Request, Send
 from fairshare.core.pool import Pool
 from fairshare.engine.scheduler import Change, Event, Policy, Scheduler, SchedulerConfig
 from fairshare.simulator import measures
@@ -277,9 +277,7 @@ class World:
             if plan.name not in made:
                 fallback = policy_of(by_name[plan.fallback]) if plan.fallback else None
                 options = plan.hold.options()
-                made[plan.name] = make_policy(
-                    policy, domain.pool, options, self._instances(domain), limits, fallback
-                )
+                made[plan.name] = make_policy(policy, domain.pool, options, self._instances(domain), limits, fallback)
             return made[plan.name]
 
         for domain in self._domains:
@@ -292,9 +290,7 @@ class World:
 
     def _domain(self, plan: PoolPlan) -> _Domain:
         shares = self.scenario.shares_of(plan)
-        teams = {
-            team: TeamOutcome(team, float(share), floor(share * plan.capacity)) for team, share in shares.items()
-        }
+        teams = {team: TeamOutcome(team, float(share), floor(share * plan.capacity)) for team, share in shares.items()}
         for team in self.scenario.teams:
             teams.setdefault(team.name, TeamOutcome(team.name, 0.0, 0))
         outcome = PoolOutcome(
@@ -547,9 +543,7 @@ class World:
         scheduler = engine.scheduler
         outputs = call.outputs
         names = [call.id] if len(outputs) == 1 else [f"{call.id}.{number}" for number in range(len(outputs))]
-        call.sequences = [
-            _Sequence(name, call, engine, tokens) for name, tokens in zip(names, outputs, strict=True)
-        ]
+        call.sequences = [_Sequence(name, call, engine, tokens) for name, tokens in zip(names, outputs, strict=True)]
         call.unfinished = len(outputs)
         for sequence in call.sequences:
             self._sequences[sequence.id] = sequence
