@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm venv check unit mutants lock lock-vllm system-deps clean
+.PHONY: help run test test-vllm proof venv check unit mutants lock lock-vllm system-deps clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ VLLM_STAMP := .venv-vllm/.installed
 
 test-vllm: $(STAMP) $(VLLM_STAMP) ## the tests against a real vLLM on this CPU (minutes; the first time it downloads 2.5 GB)
 	$(BIN)/python -m pytest -m real_vllm tests/real_vllm
+
+proof: $(STAMP) $(VLLM_STAMP) ## measure the burst on a real vLLM again and write it into docs/proof.md
+	$(BIN)/python -m pytest -m real_vllm tests/real_vllm/test_burst.py --write-proof
 
 # The engine's virtual environment holds nothing of ours. `--no-deps`: the list is complete, and leaves out what text
 # models on a CPU do not need (triton, torchvision, torchaudio, torchcodec).

@@ -14,6 +14,9 @@ from pathlib import Path
 import httpx
 
 MODEL = "tiny"
+CORES = os.sched_getaffinity(0)
+"""What this process may use, before an engine takes one."""
+
 START_SECONDS = 300.0
 """A start takes about 40 s on one core, and more than a minute when nothing is in the page cache yet."""
 
@@ -46,17 +49,17 @@ def free_port() -> int:
 
 @contextmanager
 def a_core_for_the_engine() -> Iterator[int]:
-    """The last core that this process may use, and inside the block no longer does, if there is another.
+    """The last core that this process may use; inside the block the process does not use it, if there is another.
 
     One core of its own keeps the engine's speed the same whatever gateway and clients do, and comparable between runs.
     """
-    ours = os.sched_getaffinity(0)
-    core = max(ours)
-    os.sched_setaffinity(0, ours - {core} or ours)
+    before = os.sched_getaffinity(0)
+    core = max(CORES)
+    os.sched_setaffinity(0, CORES - {core} or CORES)
     try:
         yield core
     finally:
-        os.sched_setaffinity(0, ours)
+        os.sched_setaffinity(0, before)
 
 
 def run_on(core: int, command: list[str], *, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
