@@ -290,6 +290,24 @@ def test_a_reload_may_give_a_pool_a_fallback_and_take_it_away() -> None:
     run(main)
 
 
+def test_a_pool_keeps_up_with_a_fallback_whose_queue_was_replaced() -> None:
+    async def main() -> None:
+        async with engines(3) as (first, second, third):
+            chat = pool(first, ", shares: {red: 1}, fallback: spare", capacity=1)
+            changed = ", hold: {batch_every: 5}"
+            async with running(settings(chat, pool(second, name="spare", model="other"))) as it:
+                await it.gateway.reload(settings(chat, pool(second, changed, name="spare", model="other")))
+                await it.gateway.reload(settings(chat, pool(third, changed, name="spare", model="other")))
+                first.gate.clear()
+                clients = [await it.send() for _ in range(2)]
+                assert (await clients[1].read()).status == 200
+                assert (len(second.completions), len(third.completions)) == (0, 1)
+                first.gate.set()
+                assert (await clients[0].read()).status == 200
+
+    run(main)
+
+
 def test_addresses_stay_until_a_restart_and_the_admin_key_stays_with_its_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -141,7 +141,7 @@ def pool_status(spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: S
         saturated=pool.live_slots + pool.phantom_slots >= pool.capacity,
         teams=teams,
         configured_capacity=spec.capacity,
-        half_life_seconds=spec.half_life_seconds,
+        half_life_seconds=pool.half_life_seconds,
         fallback=spec.fallback,
         models=sorted(spec.models),
         cost_unit=spec.cost.unit,
