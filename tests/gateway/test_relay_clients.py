@@ -11,7 +11,7 @@ from fairshare.core.decisions import HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.options import Limits
 from fairshare.gateway.ports import Outcome
-from gateway.hostile_engine import DONE, END, STREAM_HEAD, Asked, Wire, chunk, event, forever, sends
+from gateway.hostile_engine import DONE, END, STREAM_HEAD, Asked, Wire, answer, chunk, event, forever, sends
 from gateway.rig import STREAM, Client, Rig, request_bytes, run, with_timeouts
 
 SHORT = {"model": "tiny", "messages": []}
@@ -26,6 +26,7 @@ def test_a_request_without_a_valid_key_is_answered_401_and_reaches_no_engine(key
             reply = await rig.ask(key=key)
             assert (reply.status, reply.code) == (401, "invalid_api_key")
             assert reply.headers["www-authenticate"] == "Bearer"
+            assert "allow" not in reply.headers
             assert rig.engine.asked == []
             record = await rig.kept.wait(1)
             assert (record.team, record.outcome, record.reason) == ("", Outcome.REFUSED, "invalid_api_key")
@@ -378,6 +379,24 @@ def test_a_client_that_reads_nothing_for_the_idle_limit_loses_its_connection() -
             rig.later(31.0)
             record = await rig.kept.wait(1)
             assert (record.outcome, record.reason) == (Outcome.CANCELLED, "client_stalled")
+
+    run(main)
+
+
+def test_a_client_that_sends_without_reading_is_not_read_without_bound() -> None:
+    async def main() -> None:
+        async with Rig.started() as rig:
+            rig.engine.script = sends(answer(b'"' + b"x" * 3_000_000 + b'"'))
+            client = await rig.client()
+            client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            client.writer.write(request_bytes() * 20_000)
+            (connection,) = rig.port._connections
+            await rig.until(lambda: connection._read_paused)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert len(rig.engine.asked) < 10
+            assert connection._backlog_bytes < 1 << 20
+            assert len(connection._ready) <= 64
 
     run(main)
 

@@ -181,6 +181,7 @@ def test_what_does_not_finish_while_draining_is_told_so_and_released() -> None:
             await held.send(request_bytes())
             await rig.held(1)
             await rig.port.drain(0.01)
+            await rig.port.close()  # at once, as a gateway that ends does
             for client in (running, held):
                 reply = await client.read()
                 assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "shutting_down", "1")

@@ -188,6 +188,30 @@ def test_a_kept_alive_connection_that_the_engine_closed_is_replaced_without_a_tr
     run(main)
 
 
+def test_stale_connections_to_every_instance_are_replaced_without_a_trace() -> None:
+    async def main() -> None:
+        async with Rig.started(engines=2) as rig:
+            first, second = rig.engines
+            for engine in (first, second):  # a connection to each is kept alive
+                rig.sort_instances(accepting=False)
+                rig.driver.instance_changed(
+                    "chat",
+                    InstanceSpec(url=engine.url, api_key="engine-secret"),
+                    Instance(id=engine.url, part_slots=4, accepting=True),
+                )
+                assert (await rig.ask()).status == 200
+            rig.sort_instances()
+
+            async def resets(asked: Asked, wire: Wire) -> None:
+                wire.reset()
+
+            first.scripts = [resets, resets]
+            second.scripts = [resets]
+            assert (await rig.ask()).status == 200
+
+    run(main)
+
+
 def test_bytes_behind_an_answer_do_not_become_the_next_clients_answer() -> None:
     async def main() -> None:
         async with Rig.started() as rig:

@@ -67,6 +67,9 @@ LINGER_SECONDS = 2.0
 """How long what a client still sends is thrown away before its connection is closed: closing at once would reset it,
 and the client would lose the answer that says why."""
 
+FLUSH_SECONDS = 3.0
+"""How long clients may take to read what has been answered when the gateway ends."""
+
 MAX_PIPELINED = 64
 """Requests of one connection that may wait for their turn; what comes beyond them closes it."""
 
@@ -254,14 +257,15 @@ class ClientConnection(asyncio.Protocol):
         if self._closing:
             return  # lingering: what comes is thrown away
         self._heard_at = self._port.driver.coarse.now
-        if self._current is not None and self._current.complete:
-            # Requests behind one that is being served wait as bytes.
+        current = self._current
+        if self._ready or (self._write_blocked if current is None else current.complete):
+            # What comes behind a request that is being served, or behind an answer that is not read, waits as bytes.
             self._backlog.append(data)
             self._backlog_bytes += len(data)
             if self._backlog_bytes > MAX_BACKLOG_BYTES:
                 self._pause_reading()
             return
-        if self._reading is None and not self._ready and not self._backlog:
+        if self._reading is None and not self._backlog:
             body = self._known_head.body_of(data)
             if body is not None:
                 assert self._known_head.meaning is not None
@@ -389,18 +393,19 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         current = self._current
         assert current is not None
+        endpoint = current.endpoint
         keep_alive = current.keep_alive and current.complete and not self._port.draining
         self.write(
             problem_response(
                 problem,
                 message,
-                family=Family.OPENAI if current.endpoint is None else current.endpoint.family,
+                family=Family.OPENAI if endpoint is None else endpoint.family,
                 param=param,
                 request_id=current.id,
                 retry_after_seconds=retry_after_seconds,
                 keep_alive=keep_alive,
                 head_only=current.method == b"HEAD",
-                allow=None if current.endpoint is None else current.endpoint.method,
+                allow=endpoint.method if endpoint is not None and problem is METHOD_NOT_ALLOWED else None,
             )
         )
         self.answered(keep_alive=keep_alive)
@@ -426,7 +431,7 @@ class ClientConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close as soon as nothing is being served."""
-        if self._current is None and not self._ready:
+        if self._current is None and not self._ready and not self._closing:
             self._close()
 
     def sweep(self, now: float) -> None:
@@ -706,7 +711,7 @@ class DataPort:
         """Stop accepting, let what has been accepted finish, and after `limit_seconds` end what is left.
 
         What is held goes on being sent while it drains. What is left at the end is answered `shutting_down`, or its
-        stream ends with that error; every grant is released.
+        stream ends with that error; every grant is released. Then clients get a moment to read what was written.
         """
         self.draining = True
         if self._server is not None:
@@ -719,6 +724,13 @@ class DataPort:
         except TimeoutError:
             log.warning("%d requests did not finish within %g s of draining", self.driver.open_requests, limit_seconds)
         self.driver.fail_all(SHUTTING_DOWN, "The gateway is shutting down. Try again.")
+        for connection in tuple(self._connections):
+            connection.drain()
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._all_closed.wait()
+        except TimeoutError:
+            log.warning("%d clients had not read their answers when the gateway ended", len(self._connections))
 
     async def close(self) -> None:
         """Close everything at once. Afterwards no connection is open and nothing is in flight."""

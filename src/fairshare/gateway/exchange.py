@@ -442,7 +442,6 @@ class Exchange:
             self.fail(UPSTREAM_BROKE, f"The engine's answer made no sense or ended early: {detail}. Try again.")
         elif reused and not self._tried_fresh and self._can_send_again:
             # The engine closed an idle connection at the moment we used it: nothing is wrong with the engine.
-            self._tried_fresh = True
             self._go(self._serving, self.instance_id, self._driver.clock(), fresh=True)
         else:
             self._try_again(UPSTREAM_UNREACHABLE, f"The engine could not be reached: {detail}. Try again.", detail)
@@ -465,6 +464,7 @@ class Exchange:
     def _go(self, serving: DrivenPool | None, instance_id: str, now: float, *, fresh: bool = False) -> None:
         """Send it to an instance, on an idle connection if there is one and `fresh` does not forbid it."""
         self.instance_id = instance_id
+        self._tried_fresh = fresh
         self._sent_at = now
         self.heard_at = self._driver.coarse.now
         self.silence_limit_seconds = self._timeouts.first_byte_seconds
