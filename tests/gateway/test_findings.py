@@ -1,7 +1,10 @@
 """What an operator is told, and what not: each rule of findings at its edge."""
 
+import ast
+import re
 from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +140,20 @@ def test_every_sentence_names_its_subject_and_says_what_to_do() -> None:
         assert "chat" in finding.sentence
         assert finding.instance_id is None or finding.instance_id in finding.sentence
         assert all(text.endswith(".") for text in (finding.sentence, finding.why, finding.fix))
+
+
+def test_every_finding_has_its_row_in_the_reference_and_no_row_is_left_over() -> None:
+    root = Path(__file__).resolve().parents[2]
+    said: set[str] = set()
+    for module in ("findings", "examination"):
+        tree = ast.parse((root / "src" / "fairshare" / "gateway" / f"{module}.py").read_text(encoding="utf-8"))
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("error", "warning"):
+                first = call.args[0]
+                assert isinstance(first, ast.Constant)
+                said.add(first.value)
+            for keyword in call.keywords:
+                if keyword.arg == "id" and isinstance(keyword.value, ast.Constant):
+                    said.add(keyword.value.value)
+    page = (root / "docs" / "reference" / "findings.md").read_text(encoding="utf-8")
+    assert said == set(re.findall(r"^\| `([a-z-]+)` \| (?:error|warning) \|", page, re.MULTILINE))
