@@ -52,6 +52,23 @@ $(VLLM_STAMP): requirements/vllm.txt requirements/vllm.in
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm.txt
 	touch $@
 
+PEERS_STAMP := .venv-peers/.installed
+BENCH ?=
+
+bench: $(STAMP) $(PEERS_STAMP) ## what the gateway costs beside vllm-router and the direct path (minutes); BENCH="--help"
+	$(BIN)/python bench/gateway.py $(BENCH)
+
+bench-core: $(STAMP) ## what one decision costs
+	$(BIN)/python bench/core.py $(BENCH)
+
+$(PEERS_STAMP): requirements/peers.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
+	touch $@
+
+peers-litellm: $(PEERS_STAMP) ## LiteLLM beside them, for BENCH="--litellm" (large)
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check "litellm[proxy]==1.108.*"
+
 mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
