@@ -144,7 +144,7 @@ def test_the_table_of_a_command_has_its_options_and_no_others(name: str) -> None
         option
         for parameter in commands()[name].params
         for option in (*parameter.opts, *parameter.secondary_opts)
-        if parameter.name != "help"
+        if parameter.param_type_name == "option" and parameter.name != "help"
     }
     documented = [option for row in rows(sections(page("commands.md"))[name]) for option in words(row[0])]
     assert sorted(documented) == sorted(options)
