@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable
 
     from fairshare.simulator.runner import Comparison, Progress
     from fairshare.simulator.scenario import Scenario
@@ -121,7 +121,7 @@ def _show(plan: "Scenario", comparison: "Comparison") -> None:
 
 
 @contextmanager
-def _progress() -> "Iterator[Progress]":
+def _progress() -> "Generator[Progress]":
     """A bar on a terminal, else a line for every quarter of a run that takes long."""
     from fairshare import clock
 

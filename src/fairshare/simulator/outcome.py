@@ -47,15 +47,15 @@ class Windows:
     teams: list[str]
     ends: array[float] = field(default_factory=lambda: array("d"))
     lengths: array[float] = field(default_factory=lambda: array("d"))
-    output_tokens: list[list[float]] = field(default_factory=list)
-    prompt_tokens: list[list[float]] = field(default_factory=list)
-    slot_seconds: list[list[float]] = field(default_factory=list)
+    output_tokens: list[list[float]] = field(default_factory=list[list[float]])
+    prompt_tokens: list[list[float]] = field(default_factory=list[list[float]])
+    slot_seconds: list[list[float]] = field(default_factory=list[list[float]])
     """Time in which its sequences ran."""
-    waiting_seconds: list[list[float]] = field(default_factory=list)
+    waiting_seconds: list[list[float]] = field(default_factory=list[list[float]])
     """Time in which at least one of its sequences waited, in the gateway or in an engine."""
-    running: list[list[float]] = field(default_factory=list)
+    running: list[list[float]] = field(default_factory=list[list[float]])
     """Sequences running at the end of the window."""
-    waiting: list[list[float]] = field(default_factory=list)
+    waiting: list[list[float]] = field(default_factory=list[list[float]])
     """Sequences waiting at the end of the window."""
     capacity: array[float] = field(default_factory=lambda: array("d"))
     """C at the end of the window."""

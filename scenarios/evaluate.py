@@ -1,0 +1,209 @@
+"""Writes docs/evaluation.md and its pictures: `make evaluate`.
+
+Runs every scenario in this directory that the template names, under every policy. What stands in the template
+(evaluation.md.in) is written by hand; it asks for figures in these ways:
+
+    @scenario NAME          the scenario's title as a heading, what it is, and what was promised
+    @picture NAME KIND      a picture: share, queue, first-token or reclaim
+    @policies NAME          the table that compares policies
+    @teams NAME POLICY      the table of teams under one policy
+    @alone NAME             times to first token with the others and without them
+    @summary                all scenarios under hold+recall, against the targets
+    {NAME POLICY FIELD}     one figure of the (first) pool, for example {burst-s1 pass worst_shortfall_points}
+"""
+
+import argparse
+import re
+import sys
+import time
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fairshare.simulator import report, traces
+from fairshare.simulator.plots import draw
+from fairshare.simulator.policies import PolicyName, parse_policies
+from fairshare.simulator.report import Figures, PoolFigures
+from fairshare.simulator.runner import compare
+from fairshare.simulator.scenario import Scenario, load
+
+HERE = Path(__file__).resolve().parent
+TEMPLATE = HERE / "evaluation.md.in"
+PAGE = HERE.parent / "docs" / "evaluation.md"
+PICTURES = HERE.parent / "docs" / "evaluation"
+CACHE = HERE.parent / "build" / "evaluation.json"
+
+OURS = PolicyName.HOLD_RECALL
+WORST_POINTS, MEAN_POINTS, THROUGHPUT = 2.0, 1.0, 0.99
+
+COMMAND = re.compile(r"^@(\w+) ?(.*)$", re.MULTILINE)
+FIGURE = re.compile(r"\{([a-z0-9-]+) ([a-z+-]+) ([a-z0-9_.]+)\}")
+
+
+def evaluate(name: str, pictures: set[str]) -> list[Figures]:
+    """Run one scenario under all policies and draw the pictures that the template shows."""
+    path = HERE / f"{name}.yaml"
+    scenario = load(path)
+    policies = parse_policies(scenario.policies or ["all"])
+    begun_at = time.monotonic()
+    comparison = compare(scenario, policies, clock=time.process_time, arrivals=traces.arrivals(scenario, HERE))
+    requests = sum(run.requests for run in comparison.runs)
+    print(f"{name}: {requests} requests in {time.monotonic() - begun_at:.1f} s", flush=True)
+    for picture in draw(comparison, PICTURES, prefix=f"{name}-"):
+        if picture.stem not in pictures:
+            picture.unlink()
+    return comparison.runs
+
+
+class Page:
+    """The template's questions, answered from the figures."""
+
+    def __init__(self, figures: dict[str, list[Figures]]) -> None:
+        self.figures = figures
+        self.scenarios = {name: load(HERE / f"{name}.yaml") for name in figures}
+
+    def run(self, name: str, policy: str) -> Figures:
+        return next(run for run in self.figures[name] if run.policy == policy)
+
+    def answer(self, command: str, words: list[str]) -> str:
+        match command:
+            case "scenario":
+                return self.scenario(*words)
+            case "picture":
+                name, kind = words
+                return f"![{self.scenarios[name].title}: {kind.replace('-', ' ')}](evaluation/{name}-{kind}.png)"
+            case "policies":
+                runs = self.figures[words[0]]
+                return table(report.POLICY_COLUMNS, [report.policy_row(run, run.pools[0]) for run in runs], OURS)
+            case "teams":
+                pool = self.run(*words).pools[0]
+                return table(report.TEAM_COLUMNS, [report.team_row(team) for team in pool.teams])
+            case "alone":
+                return self.alone(words[0])
+            case "summary":
+                return self.summary()
+            case _:
+                raise ValueError(f"{TEMPLATE}: there is no @{command}")
+
+    def scenario(self, name: str) -> str:
+        scenario = self.scenarios[name]
+        about = " ".join(scenario.about.split())
+        return f"### {scenario.title}\n\n`scenarios/{name}.yaml`. {about}\n\n**Promised:** {scenario.promise}"
+
+    def alone(self, name: str) -> str:
+        rows: list[tuple[str, ...]] = []
+        for run in self.figures[name]:
+            for team in run.pools[0].teams:
+                if team.team in run.alone:
+                    _, p99 = run.alone[team.team]
+                    flood = team.owner_first_token_p99
+                    ratio = "–" if isnan(flood) else f"{flood / p99:.2f}"
+                    rows.append((run.policy, team.team, *map(report.seconds_text, (p99, flood)), ratio))
+        return table(("policy", "team", "p99 alone", "p99 within share, with the others", "ratio"), rows, OURS)
+
+    def summary(self) -> str:
+        rows: list[tuple[str, ...]] = []
+        for name, scenario in self.scenarios.items():
+            run = self.run(name, OURS)
+            fcfs = self.run(name, PolicyName.FCFS).pools[0] if name in self.figures else None
+            pool = run.pools[0]
+            rows.append(
+                (
+                    f"[{scenario.title}](#{anchor(scenario)})",
+                    judged(pool.worst_shortfall_points, WORST_POINTS, 1),
+                    judged(pool.mean_shortfall_points, MEAN_POINTS, 2),
+                    judged(pool.slot_shortfall_points, WORST_POINTS, 1),
+                    report.number_text(fcfs.worst_shortfall_points if fcfs else nan, 1),
+                    report.seconds_text(pool.reclaim_p99),
+                    report.percent_text(pool.idle_part, 2),
+                    report.percent_text(run.all_tokens_to_fcfs),
+                )
+            )
+        columns = ("scenario", "worst shortfall", "mean", "worst in slots", "fcfs: worst", "reclaim p99", "idle", "tokens")
+        return table(columns, rows)
+
+    def value(self, name: str, policy: str, field: str) -> str:
+        run = self.run(name, policy)
+        found: Any = run
+        if not hasattr(run, field.split(".")[0]):
+            found = run.pools[0]
+        for part in field.split("."):
+            if isinstance(found, PoolFigures) and not hasattr(found, part):
+                found = next(team for team in found.teams if team.team == part)
+            else:
+                found = getattr(found, part)
+        last = field.rsplit(".", 1)[-1]
+        if last.endswith("points"):
+            return report.number_text(found, 1)
+        if last.endswith(("part", "to_fcfs")):
+            return report.percent_text(found)
+        if isinstance(found, int):
+            return f"{found:,}"
+        return report.number_text(found, 3) if last == "jain" else report.seconds_text(found)
+
+    def fill(self, template: str) -> str:
+        text = COMMAND.sub(lambda match: self.answer(match[1], match[2].split()), template)
+        return FIGURE.sub(lambda match: self.value(*match.groups()), text)
+
+
+def anchor(scenario: Scenario) -> str:
+    """What repositories call a heading in links."""
+    return re.sub(r"[^a-z0-9 -]", "", scenario.title.lower()).replace(" ", "-")
+
+
+def judged(value: float, limit: float, digits: int) -> str:
+    """A figure, in bold where it misses its target."""
+    text = report.number_text(value, digits)
+    return f"**{text}**" if value > limit else text
+
+
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]], marked: str | None = None) -> str:
+    """A Markdown table; the row that begins with `marked` is in bold."""
+    lines = ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    for row in rows:
+        cells = [f"**{cell}**" for cell in row] if row[0] == marked else list(row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cached() -> dict[str, list[Figures]]:
+    """The figures of the last run; JSON has no NaN, so null stands for it."""
+
+    def restored(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: restored(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [restored(one) for one in value]
+        return nan if value is None else value
+
+    return msgspec.convert(restored(msgspec.json.decode(CACHE.read_bytes())), dict[str, list[Figures]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="run only these again, the rest is taken from the last run")
+    names = parser.parse_args().names
+    template = TEMPLATE.read_text(encoding="utf-8")
+    commands = [(command, words.split()) for command, words in COMMAND.findall(template)]
+    wanted = [words[0] for command, words in commands if command == "scenario"]
+    pictures = {f"{words[0]}-{words[1]}" for command, words in commands if command == "picture"}
+    if unknown := set(names) - set(wanted):
+        sys.exit(f"{TEMPLATE} has no scenario {', '.join(sorted(unknown))}")
+    figures = cached() if names else {}
+    for name in wanted:
+        if not names or name in names or name not in figures:
+            figures[name] = evaluate(name, pictures)
+    CACHE.parent.mkdir(exist_ok=True)
+    CACHE.write_bytes(msgspec.json.encode(figures))
+    figures = {name: figures[name] for name in wanted}
+    PAGE.write_text(Page(figures).fill(template), encoding="utf-8")
+    for path in PICTURES.glob("*.png"):
+        if path.stem not in pictures:
+            path.unlink()
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
