@@ -414,3 +414,19 @@ def test_head_comes_with_the_first_byte_of_the_body() -> None:
             assert (await client.read()).body == event("a") + DONE
 
     run(main)
+
+
+def test_a_fault_of_ours_in_an_answer_is_a_500_and_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(tail: object, body: bytes) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async def main() -> None:
+        async with Rig.started() as rig:
+            with monkeypatch.context() as patched:
+                patched.setattr("fairshare.wire.usage.AnswerTail.feed", breaks)
+                reply = await rig.ask()
+            assert (reply.status, reply.code) == (500, "internal_error")
+            assert (await rig.ask()).status == 200
+            assert rig.engine.connections == 1  # the connection was not ours any more when it broke
+
+    run(main)

@@ -267,7 +267,6 @@ class UpstreamConnection(asyncio.Protocol):
             pieces.clear()
             self._listener = None
             if reusable and self._keeps_alive and not self.sending:
-                self.resume_reading()
                 self._reused = True
                 self.home.give_back(self)
             else:
