@@ -349,8 +349,10 @@ def test_an_engine_that_refuses_an_upload_early_is_relayed() -> None:
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(answer(b'{"error":{}}', status="413 Content Too Large"))
                 await reader.read()
+                closed.set()
                 writer.close()
 
+            closed = asyncio.Event()
             server = await asyncio.start_server(serve, "127.0.0.1", 0)
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             rig.driver.instance_removed("chat", rig.engine.url)
@@ -361,6 +363,7 @@ def test_an_engine_that_refuses_an_upload_early_is_relayed() -> None:
             reply = await client.read()
             assert (reply.status, reply.body) == (413, b'{"error":{}}')
             assert await client.at_end()
+            await closed.wait()  # half a body was sent on it: no other request may follow
             server.close()
 
     run(main)

@@ -256,8 +256,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._deliver(listener, reusable)
         except Exception:
             log.exception("could not handle an answer of %s", self.home.id)
-            self.abort()
-            listener.fault()
+            listener.fault()  # closes the connection, unless it serves others already
 
     def _deliver(self, listener: Listener, reusable: bool) -> None:
         """Tell the listener what one read brought."""
