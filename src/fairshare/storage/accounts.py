@@ -1,0 +1,335 @@
+"""The tree of organisations, teams and projects; keys, roles, limits, budgets; and the audit of every change."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import msgspec
+from sqlalchemy import Table, bindparam, delete, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fairshare.storage.database import Database
+from fairshare.storage.schema import audit, budgets, changes, increases, keys, limits, nodes, operators, secrets
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+LIVE_PAGE = 2000
+"""Keys that are read at once: the event loop must not stop for all of a large site's keys."""
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An organisation, a team or a project."""
+
+    id: int = 0
+    kind: str
+    path: str
+    """Its name; of a project `team/project`."""
+    parent_id: int | None
+    models: tuple[str, ...] | None = None
+    """Client model names it may use; None: all that its parent may."""
+    created_at: float
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's key."""
+
+    id: str
+    node_id: int
+    """The project or team that it speaks for."""
+    service_class: str
+    models: tuple[str, ...] | None = None
+    tag: str = ""
+    """Groups keys across teams in reports and budgets."""
+    note: str = ""
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+    changed_in: int = 0
+
+
+class SecretRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client shows for a key, by its SHA-256 (hex)."""
+
+    sha256: str
+    key_id: str
+    created_at: float
+    expires_at: float | None = None
+
+
+class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key for the admin API, and its role."""
+
+    id: str
+    sha256: str
+    role: str
+    node_id: int | None
+    """What the role reaches; None: the whole site."""
+    note: str = ""
+    created_at: float
+    revoked_at: float | None = None
+
+
+class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on the rate of a level, or on what it has in flight."""
+
+    id: int = 0
+    kind: str
+    node_id: int | None = None
+    key_id: str | None = None
+    value: int
+
+
+class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a level may be charged in a period."""
+
+    id: int = 0
+    node_id: int | None = None
+    key_id: str | None = None
+    model: str | None = None
+    """Only this model's requests count; None: all."""
+    tag: str | None = None
+    """Only keys with this tag count; None: all."""
+    period: str
+    time_zone: str
+    soft_cost_units: float | None = None
+    hard_cost_units: float | None = None
+    borrow_over_soft: bool = False
+    created_at: float
+
+
+class IncreaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A temporary increase of a budget."""
+
+    id: int = 0
+    budget_id: int
+    cost_units: float
+    until: float
+    """Wall clock."""
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One change."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    target: str
+    before: str | None
+    after: str | None
+
+
+class LiveKey(msgspec.Struct, frozen=True):
+    """A key and one of its secrets."""
+
+    key: KeyRow
+    sha256: str
+    secret_expires_at: float | None
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """All that bounds requests: small, so it is read whole."""
+
+    version: int
+    nodes: tuple[NodeRow, ...]
+    operators: tuple[OperatorRow, ...]
+    limits: tuple[LimitRow, ...]
+    budgets: tuple[BudgetRow, ...]
+    increases: tuple[IncreaseRow, ...]
+
+
+_TABLES: Mapping[type[msgspec.Struct], Table] = {
+    NodeRow: nodes,
+    KeyRow: keys,
+    SecretRow: secrets,
+    OperatorRow: operators,
+    LimitRow: limits,
+    BudgetRow: budgets,
+    IncreaseRow: increases,
+    AuditRow: audit,
+}
+
+
+class Change:
+    """One transaction of changes by one person; every change is in the audit."""
+
+    def __init__(self, connection: AsyncConnection, *, actor: str, at: float, version: int) -> None:
+        self._connection = connection
+        self._actor = actor
+        self.at = at
+        self.version = version
+        """What the store's version is when this is committed."""
+
+    async def one(self, kind: type[T], **equal: object) -> T | None:
+        """The row whose columns have these values."""
+        found = await _select(self._connection, kind, limit=1, equal=equal)
+        return found[0] if found else None
+
+    async def all(self, kind: type[T], **equal: object) -> list[T]:
+        return await _select(self._connection, kind, equal=equal)
+
+    async def add(self, row: T, *, target: str) -> T:
+        """Add a row; one with an id of 0 gets its id."""
+        table = _TABLES[type(row)]
+        values = _values(row)
+        if values.get("id") == 0:
+            del values["id"]
+        made = await self._connection.execute(insert(table).values(values))
+        if values.keys() != _values(row).keys():
+            assert made.inserted_primary_key is not None
+            row = msgspec.structs.replace(row, id=made.inserted_primary_key[0])
+        await self._audit(f"add {table.name}", target, None, row)
+        return row
+
+    async def replace(self, before: T, after: T, *, target: str, action: str = "") -> None:
+        """Change a row; its primary key stays."""
+        table = _TABLES[type(before)]
+        (key,) = table.primary_key
+        await self._connection.execute(update(table).where(key == getattr(before, key.name)).values(_values(after)))
+        await self._audit(action or f"change {table.name}", target, before, after)
+
+    async def remove(self, row: msgspec.Struct, *, target: str) -> None:
+        table = _TABLES[type(row)]
+        (key,) = table.primary_key
+        await self._connection.execute(delete(table).where(key == getattr(row, key.name)))
+        await self._audit(f"remove {table.name}", target, row, None)
+
+    async def _audit(
+        self, action: str, target: str, before: msgspec.Struct | None, after: msgspec.Struct | None
+    ) -> None:
+        await self._connection.execute(
+            insert(audit).values(
+                at=self.at,
+                actor=self._actor,
+                action=action,
+                target=target,
+                before=None if before is None else _shown(before),
+                after=None if after is None else _shown(after),
+            )
+        )
+
+
+class AccountStore:
+    """Reads and changes the accounts."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @asynccontextmanager
+    async def changing(self, *, actor: str, at: float) -> AsyncGenerator[Change]:
+        """A transaction of changes: all of them or none. Raises `StoreUnavailable`."""
+        async with self._database.writing() as connection:
+            # The row is locked from here on: changes come one after the other, and versions in their order.
+            await connection.execute(update(changes).values(version=changes.c.version + 1))
+            version = await connection.scalar(select(changes.c.version))
+            yield Change(connection, actor=actor, at=at, version=int(version or 0))
+
+    async def version(self) -> int:
+        """Grows with every change. Raises `StoreUnavailable`."""
+        async with self._database.reading() as connection:
+            return int((await connection.scalar(select(changes.c.version))) or 0)
+
+    async def rules(self) -> Rules:
+        """Everything but the keys. Raises `StoreUnavailable`."""
+        async with self._database.reading() as connection:
+            return Rules(
+                int((await connection.scalar(select(changes.c.version))) or 0),
+                tuple(await _select(connection, NodeRow)),
+                tuple(await _select(connection, OperatorRow, equal={"revoked_at": None})),
+                tuple(await _select(connection, LimitRow)),
+                tuple(await _select(connection, BudgetRow)),
+                tuple(await _select(connection, IncreaseRow)),
+            )
+
+    async def keys_changed(self, *, since: int) -> AsyncIterator[list[LiveKey]]:
+        """Keys that changed after a version, with their secrets, page by page. Raises `StoreUnavailable`."""
+        after = ""
+        query = (
+            select(*keys.c, secrets.c.sha256, secrets.c.expires_at.label("secret_expires_at"))
+            .join(secrets, secrets.c.key_id == keys.c.id)
+            .where(keys.c.changed_in > since)
+            .order_by(secrets.c.sha256)
+            .limit(LIVE_PAGE)
+        )
+        while True:
+            async with self._database.reading() as connection:
+                rows = (await connection.execute(query.where(secrets.c.sha256 > after))).all()
+            if rows:
+                yield [LiveKey(_row(KeyRow, values[:-2]), *values[-2:]) for values in map(tuple, rows)]
+            if len(rows) < LIVE_PAGE:
+                return
+            after = rows[-1].sha256
+
+    async def all(
+        self,
+        kind: type[T],
+        *,
+        limit: int | None = None,
+        after: object = None,
+        newest_first: bool = False,
+        **equal: object,
+    ) -> list[T]:
+        """Rows whose columns have these values (a list: one of them), in the order of the primary key.
+
+        `after`: only rows behind this primary key. Raises `StoreUnavailable`.
+        """
+        async with self._database.reading() as connection:
+            return await _select(connection, kind, limit=limit, after=after, newest_first=newest_first, equal=equal)
+
+
+async def mark_keys_used(connection: AsyncConnection, used: Mapping[str, float]) -> None:
+    """When keys were last used (wall clock). Not a change: gateways need not know."""
+    statement = (
+        update(keys)
+        .where(
+            keys.c.id == bindparam("key"),
+            or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < bindparam("used_at")),
+        )
+        .values(last_used_at=bindparam("used_at"))
+    )
+    await connection.execute(statement, [{"key": key, "used_at": at} for key, at in used.items()])
+
+
+async def _select(
+    connection: AsyncConnection,
+    kind: type[T],
+    *,
+    limit: int | None = None,
+    after: object = None,
+    newest_first: bool = False,
+    equal: Mapping[str, object] | None = None,
+) -> list[T]:
+    table = _TABLES[kind]
+    (key,) = table.primary_key
+    query = select(*(table.c[name] for name in kind.__struct_fields__)).order_by(key.desc() if newest_first else key)
+    for name, value in (equal or {}).items():
+        if isinstance(value, list):
+            query = query.where(table.c[name].in_(cast("list[Any]", value)))
+        else:
+            query = query.where(table.c[name].is_(None) if value is None else table.c[name] == value)
+    if after is not None:
+        query = query.where(key < after if newest_first else key > after)
+    return [_row(kind, row) for row in await connection.execute(query.limit(limit))]
+
+
+def _row(kind: type[T], row: Sequence[Any]) -> T:
+    values = dict(zip(kind.__struct_fields__, row, strict=True))
+    if values.get("models") is not None:
+        values["models"] = tuple(json.loads(values["models"]))
+    return kind(**values)
+
+
+def _values(row: msgspec.Struct) -> dict[str, Any]:
+    values = msgspec.structs.asdict(row)
+    if values.get("models") is not None:
+        values["models"] = json.dumps(list(values["models"]), ensure_ascii=False)
+    return values
+
+
+def _shown(row: msgspec.Struct) -> str:
+    """A row for the audit. A hash of 256 random bits tells nothing, but nobody needs it there."""
+    values = msgspec.structs.asdict(row)
+    values.pop("sha256", None)
+    return json.dumps(values, ensure_ascii=False)

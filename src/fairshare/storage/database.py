@@ -1,0 +1,177 @@
+"""Connections and transactions: the same for a SQLite file and for PostgreSQL.
+
+SQLite: WAL, so that readers never wait for the writer; a write transaction takes the one write lock at its begin, so
+that it never fails half way. Every wait is bounded, whatever the store does.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from fairshare.errors import OperatorError, TryElsewhere
+from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress, driver_url
+
+LOCK_WAIT_SECONDS = 2.0
+"""How long a statement waits for another process that has the SQLite file locked."""
+
+PATIENCE_SECONDS = 5.0
+"""How long one transaction may take before the store counts as not answering."""
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+_MIGRATION_LOCK = 0x6661_6972
+"""The advisory lock of PostgreSQL under which one process at a time migrates."""
+
+
+class StoreUnavailable(TryElsewhere):
+    """The store cannot be reached, is full, locked or broken now; a later try may succeed."""
+
+
+class StoreTooNew(OperatorError):
+    """A newer fairshare has migrated the store."""
+
+
+class Database:
+    """A pool of connections to the store. `reading` and `writing` are transactions."""
+
+    def __init__(self, address: StoreAddress, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.address = address
+        self._patience_seconds = patience_seconds
+        self._engine = _engine(address)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        return self._engine
+
+    @asynccontextmanager
+    async def reading(self, *, patience_seconds: float | None = None) -> AsyncGenerator[AsyncConnection]:
+        """A transaction that only reads. Raises `StoreUnavailable`."""
+        async with self._transaction(write=False, patience_seconds=patience_seconds) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def writing(self, *, patience_seconds: float | None = None) -> AsyncGenerator[AsyncConnection]:
+        """A transaction that writes: all of it or nothing. Raises `StoreUnavailable`."""
+        async with self._transaction(write=True, patience_seconds=patience_seconds) as connection:
+            yield connection
+
+    async def migrate(self) -> None:
+        """Bring the tables to what this version needs. Several processes may do it at once.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+            StoreTooNew: it was migrated by a newer version.
+        """
+        if isinstance(self.address, SqliteFile):
+            _create_private(self.address.path)
+        async with self.writing(patience_seconds=60.0) as connection:
+            if isinstance(self.address, PostgresServer):
+                await connection.exec_driver_sql(f"select pg_advisory_xact_lock({_MIGRATION_LOCK})")
+            await connection.run_sync(_upgrade, str(self.address))
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def forget_connections(self) -> None:
+        """Start over with new connections: the old ones may hang."""
+        # Closing politely could wait for a server that does not answer.
+        await self._engine.dispose(close=False)
+
+    @asynccontextmanager
+    async def _transaction(self, *, write: bool, patience_seconds: float | None) -> AsyncGenerator[AsyncConnection]:
+        try:
+            async with asyncio.timeout(patience_seconds or self._patience_seconds):
+                async with self._engine.connect() as connection:
+                    await connection.execution_options(fairshare_write=write)
+                    if not write and isinstance(self.address, PostgresServer):
+                        # Everything that one transaction reads is of one moment, as SQLite has it anyway.
+                        await connection.execution_options(isolation_level="REPEATABLE READ")
+                    async with connection.begin():
+                        yield connection
+        except TimeoutError:
+            raise StoreUnavailable(f"the store {self.address} did not answer in time") from None
+        except (SQLAlchemyError, OSError) as error:
+            raise StoreUnavailable(f"the store {self.address} failed: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What the database said, without the statement and its values."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    text = " ".join(str(cause).split())
+    # SQLAlchemy's wrapper of asyncpg's errors puts the class first.
+    return text.rpartition(">: ")[2][:200] or type(cause).__name__
+
+
+def _engine(address: StoreAddress) -> AsyncEngine:
+    match address:
+        case SqliteFile():
+            engine = create_async_engine(
+                driver_url(address),
+                connect_args={"timeout": LOCK_WAIT_SECONDS},
+                pool_size=4,
+                hide_parameters=True,
+            )
+            event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(engine.sync_engine, "begin", _begin_sqlite)
+            return engine
+        case PostgresServer():
+            return create_async_engine(
+                driver_url(address),
+                connect_args={"timeout": PATIENCE_SECONDS, "server_settings": {"application_name": "fairshare"}},
+                pool_size=4,
+                pool_recycle=300,
+                hide_parameters=True,
+            )
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    # Ours begins and ends transactions, not the driver, which would begin late and without the lock.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        f"busy_timeout={int(LOCK_WAIT_SECONDS * 1000)}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("fairshare_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _create_private(path: Path) -> None:
+    """The file, for its owner only: it names teams and says what they use."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise StoreUnavailable(f"the store {path} cannot be written ({reason})") from None
+
+
+def _upgrade(connection: Connection, shown: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    known = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current is not None and current not in known:
+        raise StoreTooNew(
+            f"the store {shown} was upgraded by a newer fairshare (revision {current}); "
+            "run that version, or restore the backup from before the upgrade"
+        )
+    command.upgrade(config, "head")

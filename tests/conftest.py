@@ -1,0 +1,28 @@
+"""Fixtures that several folders of tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairshare.storage.address import SqliteFile
+from support.postgres import Postgres
+from support.storing import migrate
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL for the whole run, started for the first test that asks."""
+    server = Postgres()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store with its tables, to copy: making them takes longer than most tests do."""
+    path = tmp_path_factory.mktemp("store") / "fairshare.sqlite3"
+    migrate(SqliteFile(path))
+    return path

@@ -1,0 +1,333 @@
+"""What the store promises, on SQLite and on PostgreSQL alike."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+
+from fairshare.storage.accounts import (
+    AccountStore,
+    AuditRow,
+    BudgetRow,
+    IncreaseRow,
+    KeyRow,
+    LimitRow,
+    NodeRow,
+    SecretRow,
+)
+from fairshare.storage.address import StoreAddress
+from fairshare.storage.database import Database, StoreTooNew
+from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
+from fairshare.storage.schema import ledger, metadata
+from support.storing import Run, row
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_schema(run: Run) -> None:
+    def differences(connection: Connection) -> list[Any]:
+        return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+
+    async def main(database: Database) -> None:
+        async with database.reading() as connection:
+            assert await connection.run_sync(differences) == []
+
+    run(main)
+
+
+def test_many_processes_may_migrate_at_once(empty: StoreAddress) -> None:
+    async def main() -> None:
+        databases = [Database(empty) for _ in range(3)]
+        await asyncio.gather(*(database.migrate() for database in databases))
+        assert await AccountStore(databases[0]).version() == 0
+        for database in databases:
+            await database.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_of_a_newer_version_is_refused(run: Run) -> None:
+    async def main(database: Database) -> None:
+        async with database.writing() as connection:
+            await connection.exec_driver_sql("update alembic_version set version_num = '9999'")
+        with pytest.raises(StoreTooNew, match="revision 9999"):
+            await database.migrate()
+
+    run(main)
+
+
+def test_the_fields_of_a_ledger_row_are_the_columns_in_their_order() -> None:
+    assert tuple(column.name for column in ledger.c) == LedgerRow.__struct_fields__
+
+
+# --- ledger -------------------------------------------------------------------------------------------------------
+
+
+async def exported(store: LedgerStore, begins_at: float = 0.0, ends_at: float = 1e15) -> list[LedgerRow]:
+    return [row async for page in store.rows(begins_at=begins_at, ends_at=ends_at) for row in page]
+
+
+def test_what_is_written_comes_back_as_it_was(run: Run) -> None:
+    rows = [
+        row(1),
+        row(2, dispatched_at=None, first_byte_at=None, priority=None, standing="", status=429, finish="refused"),
+        row(3, cost_units=0.1 + 0.2, client_cancelled=True, degraded=True, estimated=True, tag="näçht"),
+        row(2**40, writer=2**62 + 1, prompt_tokens=2**40),
+    ]
+
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write([*rows], [], {})
+        assert await exported(store) == [
+            *sorted(rows, key=lambda each: (each.ended_at, each.writer)),
+        ]
+
+    run(main)
+
+
+def test_a_batch_that_is_written_twice_counts_once(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write([row(1), row(2)], [], {})
+        await store.write([row(1), row(2), row(3)], [], {})
+        assert [each.number for each in await exported(store)] == [1, 2, 3]
+
+    run(main)
+
+
+def test_usage_is_what_was_saved_last(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write([], [UsageRow("chat", "ads", 1.5, 10.0), UsageRow("chat", "search", 2.0, 10.0)], {})
+        await store.write([], [UsageRow("chat", "ads", 0.1 + 0.2, 11.0)], {})
+        assert await store.usage() == [
+            UsageRow("chat", "ads", 0.1 + 0.2, 11.0),
+            UsageRow("chat", "search", 2.0, 10.0),
+        ]
+
+    run(main)
+
+
+def test_sums_are_half_open_in_time_and_group_as_asked(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write(
+            [
+                row(9),
+                row(10),
+                row(11, team="ads", status=503, finish="refused", dispatched_at=None, cost_units=0.0),
+                row(12, finish="cancelled"),
+                row(20),
+            ],
+            [],
+            {},
+        )
+        assert await store.sums(begins_at=10, ends_at=20, by=["team"]) == [
+            Sums(("ads",), 1, 1, 10, 4, 5, 0.0, 0.0),
+            Sums(("search",), 2, 1, 20, 8, 10, 0.5, 4.0),
+        ]
+        assert await store.sums(begins_at=10, ends_at=20, by=[], only={"team": "ads"}) == [
+            Sums((), 1, 1, 10, 4, 5, 0.0, 0.0)
+        ]
+        assert await store.sums(begins_at=100, ends_at=200, by=[]) == []
+
+    run(main)
+
+
+def test_an_export_is_in_pages_and_loses_nothing_where_times_are_equal(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairshare.storage.ledger.EXPORT_PAGE", 3)
+
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write([row(number, ended_at=5.0) for number in range(1, 9)], [], {})
+        assert [each.number for each in await exported(store)] == list(range(1, 9))
+
+    run(main)
+
+
+def test_what_was_consumed_is_counted_up_to_a_mark(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write([row(1), row(2, model="big"), row(3, tag="nightly"), row(3, writer=9)], [], {})
+
+        async def consumed(**other: Any) -> float:
+            asked: dict[str, Any] = {
+                "column": "team", "value": "search", "model": None, "tag": None, "since": 0.0,
+                "until_mark": Mark(1, 3),
+            } | other  # fmt: skip
+            return await store.consumed(**asked)
+
+        assert await consumed() == 0.75
+        assert await consumed(until_mark=Mark(1, 4)) == 1.0
+        assert await consumed(since=2.0) == 0.5
+        assert await consumed(model="big") == 0.25
+        assert await consumed(tag="nightly", until_mark=Mark(5, 0)) == 0.25
+        assert await consumed(value="nobody") == 0.0
+
+    run(main)
+
+
+def test_a_month_that_was_rolled_up_adds_up_to_what_it_was(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write(
+            [row(n, team="ads" if n % 3 else "search", project=f"p{n % 2}") for n in range(1, 31)], [], {}
+        )
+        before = await store.sums(begins_at=0, ends_at=100, by=DIMENSIONS)
+        assert await store.roll_up(begins_at=10, ends_at=20) == 10
+        assert await store.sums(begins_at=0, ends_at=100, by=DIMENSIONS) == before
+        assert len(await exported(store)) == 20
+        assert await store.oldest() == 1.0
+        mark = Mark(0, 0)
+        assert await store.consumed(
+            column="organisation", value="lab", model=None, tag=None, since=0.0, until_mark=mark
+        ) == pytest.approx(7.5)
+        with pytest.raises(MonthsInTheWay):
+            await store.sums(begins_at=15, ends_at=100, by=[])
+        assert (await store.sums(begins_at=10, ends_at=20, by=[]))[0].requests == 10
+
+    run(main)
+
+
+# --- accounts -----------------------------------------------------------------------------------------------------
+
+
+def lab() -> NodeRow:
+    return NodeRow(kind="organisation", path="lab", parent_id=None, created_at=1.0, models=("tiny", "bïg"))
+
+
+def key(node_id: int, name: str = "k1", version: int = 1) -> KeyRow:
+    return KeyRow(id=name, node_id=node_id, service_class="batch", created_at=1.0, changed_in=version)
+
+
+def test_changes_are_all_or_nothing_and_every_one_is_in_the_audit(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = AccountStore(database)
+        async with store.changing(actor="ann", at=5.0) as change:
+            node = await change.add(lab(), target="lab")
+            await change.replace(node, msgspec.structs.replace(node, models=None), target="lab")
+
+        async def fail_half_way() -> None:
+            async with store.changing(actor="ann", at=6.0) as change:
+                await change.remove(msgspec.structs.replace(node, models=None), target="lab")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail_half_way()
+        assert await store.version() == 1
+        assert await store.all(NodeRow) == [msgspec.structs.replace(lab(), id=node.id, models=None)]
+        audit = await store.all(AuditRow)
+        assert [(each.at, each.actor, each.action, each.target) for each in audit] == [
+            (5.0, "ann", "add nodes", "lab"),
+            (5.0, "ann", "change nodes", "lab"),
+        ]
+        assert audit[0].before is None
+        assert audit[0].after == audit[1].before
+        assert audit[1].after is not None
+        assert '"models": null' in audit[1].after
+
+    run(main)
+
+
+def test_concurrent_changes_come_one_after_the_other(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = AccountStore(database)
+
+        async def add(name: str) -> int:
+            async with store.changing(actor="ann", at=1.0) as change:
+                await change.add(NodeRow(kind="organisation", path=name, parent_id=None, created_at=1.0), target=name)
+                return change.version
+
+        assert sorted(await asyncio.gather(*(add(f"o{n}") for n in range(5)))) == [1, 2, 3, 4, 5]
+
+    run(main)
+
+
+def test_only_keys_that_changed_are_read_again_each_with_all_its_secrets(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairshare.storage.accounts.LIVE_PAGE", 2)
+
+    async def main(database: Database) -> None:
+        store = AccountStore(database)
+        async with store.changing(actor="ann", at=1.0) as change:
+            node = await change.add(lab(), target="lab")
+            for n in range(5):
+                await change.add(key(node.id, f"k{n}", change.version), target="k")
+                await change.add(SecretRow(sha256=f"hash{n}", key_id=f"k{n}", created_at=1.0), target="k")
+        async with store.changing(actor="ann", at=2.0) as change:
+            old = key(node.id, "k3", 1)
+            new = msgspec.structs.replace(old, changed_in=change.version, revoked_at=2.0)
+            await change.replace(old, new, target="k3")
+            await change.add(SecretRow(sha256="hash9", key_id="k3", created_at=1.0, expires_at=7.0), target="k3")
+
+        async def changed(since: int) -> list[tuple[str, str, float | None]]:
+            return [
+                (each.sha256, each.key.id, each.secret_expires_at)
+                async for page in store.keys_changed(since=since)
+                for each in page
+            ]
+
+        assert [each[0] for each in await changed(0)] == [f"hash{n}" for n in (0, 1, 2, 3, 4, 9)]
+        assert await changed(1) == [("hash3", "k3", None), ("hash9", "k3", 7.0)]
+        assert await changed(2) == []
+
+    run(main)
+
+
+def test_when_a_key_was_last_used_only_moves_forward_and_is_no_change(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = AccountStore(database)
+        async with store.changing(actor="ann", at=1.0) as change:
+            node = await change.add(lab(), target="lab")
+            await change.add(key(node.id), target="k1")
+        ledger_store = LedgerStore(database)
+        await ledger_store.write([], [], {"k1": 50.0, "unknown": 50.0})
+        await ledger_store.write([], [], {"k1": 40.0})
+        assert [each.last_used_at for each in await store.all(KeyRow)] == [50.0]
+        assert await store.version() == 1
+
+    run(main)
+
+
+def test_rules_are_read_whole_and_an_increase_goes_with_its_budget(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = AccountStore(database)
+        async with store.changing(actor="ann", at=1.0) as change:
+            node = await change.add(lab(), target="lab")
+            limit = await change.add(LimitRow(kind="in_flight", node_id=node.id, value=3), target="lab")
+            budget = await change.add(
+                BudgetRow(node_id=node.id, period="day", time_zone="UTC", hard_cost_units=5.0, created_at=1.0),
+                target="lab",
+            )
+            increase = await change.add(IncreaseRow(budget_id=budget.id, cost_units=2.0, until=9.0), target="lab")
+        rules = await store.rules()
+        assert (rules.version, rules.limits, rules.budgets, rules.increases) == (1, (limit,), (budget,), (increase,))
+        async with store.changing(actor="ann", at=2.0) as change:
+            await change.remove(budget, target="lab")
+        assert (await store.rules()).increases == ()
+
+    run(main)
+
+
+def test_pages_follow_the_primary_key_in_both_directions(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = AccountStore(database)
+        async with store.changing(actor="ann", at=1.0) as change:
+            for name in "abcd":
+                await change.add(NodeRow(kind="organisation", path=name, parent_id=None, created_at=1.0), target=name)
+        first = await store.all(NodeRow, limit=2)
+        assert [each.path for each in first] == ["a", "b"]
+        assert [each.path for each in await store.all(NodeRow, limit=2, after=first[-1].id)] == ["c", "d"]
+        newest = await store.all(AuditRow, limit=3, newest_first=True)
+        assert [each.target for each in newest] == ["d", "c", "b"]
+        assert [each.target for each in await store.all(AuditRow, after=newest[-1].id, newest_first=True)] == ["a"]
+        assert [each.path for each in await store.all(NodeRow, path=["a", "d"])] == ["a", "d"]
+
+    run(main)
