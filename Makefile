@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm proof venv check unit mutants lock lock-vllm system-deps clean
+.PHONY: help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ $(PEERS_STAMP): requirements/peers.txt
 
 peers-litellm: $(PEERS_STAMP) ## LiteLLM beside them, for BENCH="--litellm" (large)
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check "litellm[proxy]==1.108.*"
+
+search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team gets less than it owns, SEEDS=1000 of them
+	SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest --timeout=0 -s tests/core/test_dispatch_search.py tests/core/test_hold_properties.py
 
 mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
 	$(BIN)/mutmut run

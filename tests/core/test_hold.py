@@ -158,14 +158,40 @@ def test_idling_earns_no_hoard_of_turns() -> None:
 
 def test_a_wide_request_takes_one_turn_and_pays_for_all_its_slots() -> None:
     desk = Desk(1, HALVES)
+    desk.submit("X")  # nobody can borrow
     desk.submit("A", slots=3)
     desk.submit("A", 9)
     desk.submit("B", 9)
     turns: list[str] = ["own A1"]
-    for _ in range(8):
+    while len(turns) < 9:
         desk.time.now += 1.0
-        turns += desk.release(turns[-1].removeprefix("own "))
+        turns += desk.release(turns[-1].removeprefix("own ")) or desk.wait(2.0)
     assert [turn[4] for turn in turns] == ["A", "B", "B", "B", "A", "B", "A", "B", "A"]
+
+
+def test_a_turn_stays_free_until_what_a_wide_request_took_above_it_is_paid_back() -> None:
+    # Three slots for 4 s where one is owned: 8 slot-seconds, which are the turn's next 8 s.
+    desk = Desk(1, HALVES)
+    desk.submit("X")
+    assert desk.submit("A", slots=3) == ["own A1"]
+    desk.submit("B", 2)
+    desk.time.now = 4.0
+    assert desk.release("A1") == []
+    assert desk.queue.next_deadline() == 12.0
+    assert desk.wait(7.9) == []
+    assert desk.wait(0.1) == ["own B1"]
+    desk.time.now = 13.0
+    assert desk.release("B1") == ["own B2"]
+
+
+def test_a_turn_is_left_free_for_the_time_of_eight_requests_at_most() -> None:
+    desk = Desk(1, HALVES)
+    desk.submit("X")
+    desk.submit("A", slots=6)
+    desk.submit("B")
+    desk.time.now = 100.0  # 500 slot-seconds above, where requests take about a second
+    assert desk.release("A1") == []
+    assert desk.queue.next_deadline() == 108.0
 
 
 def test_shares_that_do_not_fill_the_pool_leave_turns_for_what_they_add_up_to() -> None:

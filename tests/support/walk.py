@@ -213,7 +213,8 @@ class Walk:
         what = rng.choice(["capacity", "shares", "half-life"])
         if what == "capacity":
             capacity = rng.choice([0, 1, 2, 5, 8])
-            side.shrunk = side.shrunk or capacity < side.pool.set_capacity(capacity)
+            turns_taken = side.queue.snapshot().turns_taken  # of the old capacity; the new one may have no turns
+            side.shrunk = side.shrunk or capacity < side.pool.set_capacity(capacity) or turns_taken > 0
             side.most_capacity = max(side.most_capacity, capacity)
         elif what == "shares":
             side.pool.set_shares(self._shares())
@@ -400,7 +401,7 @@ class Walk:
                 counted = sum(i.request.slots for i in self.running(side, team) if i.kind is not SendKind.TURN)
                 free = math.floor(own) - counted - phantoms.get(team, 0)
                 assert item.request.slots > free, f"{item.request.id} is held beside {free} whole slots of its team"
-                if own % 1 and len(turns) < turn_slots:
+                if own % 1 and len(turns) < turn_slots and not side.queue._turn_debt_slot_seconds:
                     assert any(turn.request.team == team for turn in turns), f"{item.request.id} is held beside a turn"
             taken = sum(item.request.slots for item in running if item.instance in accepting)
             taken += sum(

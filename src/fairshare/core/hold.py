@@ -52,6 +52,12 @@ ESTIMATE_MEMORY_REQUESTS = 16
 CREDIT_LIMIT_REQUESTS = 8
 """A team that waits for room with a wide request is owed at most this many such requests."""
 
+TURN_DEBT_LIMIT_REQUESTS = 8
+"""After wide requests, turns are left free for at most the time of this many requests of the pool."""
+
+PAID_SLOT_SECONDS = 1e-6
+"""A debt this small is paid: a deadline worked out from it may be early by the rounding of the clock."""
+
 WEIGHTED_LF_BOUNDS = (0.5, 2.0)
 """`borrow_order: weighted` lets LF change a team's weight by at most this much."""
 
@@ -302,6 +308,15 @@ class HoldQueue:
         self._generation = -1
         self._turn_slots = 0
         self._turns_taken = 0
+        self._turn_held_slots = 0
+        """Slots of the requests that hold a turn: more than the turns when some are wide."""
+        self._turn_debt_slot_seconds = 0.0
+        """What wide requests took above the slots of the turns.
+
+        Until it is paid back no turn is given. Else turns that are always held by wide requests would take a multiple
+        of what the fractions add up to, at the cost of those who own whole slots and wait for room.
+        """
+        self._turn_debt_at = 0.0
         self._turn_virtual_time = 0.0
         self._borrow_virtual_time = 0.0
         self._turn_waiters: KeyedHeap[tuple[float, int]] = KeyedHeap()
@@ -472,6 +487,10 @@ class HoldQueue:
         due = self._wide_due.first_priority()
         if due is not None:
             deadlines.append(due)
+        spare_slots = self._turn_slots - self._turn_held_slots
+        turn_waits = self._turn_debt_slot_seconds and self._turn_waiters and self._instances.any_accepting
+        if turn_waits and spare_slots > 0:
+            deadlines.append(self._turn_debt_at + self._turn_debt_slot_seconds / spare_slots)
         return min(deadlines, default=None)
 
     def snapshot(self) -> QueueStat:
@@ -607,7 +626,7 @@ class HoldQueue:
         self._refresh_changed(now, decisions)
         self._credit_due(now)
         while self._instances.any_accepting:
-            if self._turns_taken < self._turn_slots and self._turn_waiters:
+            if self._turn_waiters and self._turn_is_free(now):
                 team = self._teams[self._some(self._turn_waiters)]
                 self._send(team, self._next_entry(team), SendKind.TURN, now, decisions)
             elif self._has_room():
@@ -625,6 +644,21 @@ class HoldQueue:
             self._credit_due(now)
         if self._fallback is not None:
             self._send_to_fallback(now, decisions)
+
+    def _turn_is_free(self, now: float) -> bool:
+        if self._turns_taken >= self._turn_slots:
+            return False
+        if self._turn_debt_slot_seconds or self._turn_held_slots > self._turn_slots:
+            self._settle_turn_debt(now)
+        return not self._turn_debt_slot_seconds
+
+    def _settle_turn_debt(self, now: float) -> None:
+        """Bring the debt of the turns up to date, before what they hold changes."""
+        over_slots = self._turn_held_slots - self._turn_slots
+        debt = self._turn_debt_slot_seconds + over_slots * (now - self._turn_debt_at)
+        limit = TURN_DEBT_LIMIT_REQUESTS * self._pool_seconds() * self._turn_slots
+        self._turn_debt_slot_seconds = min(debt, limit) if debt > PAID_SLOT_SECONDS else 0.0
+        self._turn_debt_at = now
 
     def _has_room(self) -> bool:
         """Whether fewer than C slots are taken where C is.
@@ -728,7 +762,9 @@ class HoldQueue:
             entry.weight = team.fraction
             team.turn_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
             team.turn_slots = request.slots
+            self._settle_turn_debt(now)
             self._turns_taken += 1
+            self._turn_held_slots += request.slots
         elif kind is SendKind.WIDE:
             team.wide_slots += request.slots
         elif borrowing and self._options.borrow_order is BorrowOrder.WEIGHTED and team.state.share > 0.0:
@@ -867,7 +903,9 @@ class HoldQueue:
         team.recallable.pop(request.id, None)
         if entry.kind is SendKind.TURN:
             team.turn_slots = 0
+            self._settle_turn_debt(now)
             self._turns_taken -= 1
+            self._turn_held_slots -= request.slots
             team.turn_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
         elif entry.kind is SendKind.WIDE:
             team.wide_slots -= request.slots
@@ -966,6 +1004,7 @@ class HoldQueue:
         self._generation = pool.generation
         capacity = pool.capacity
         owns = [share * capacity for share in pool.exact_shares.values()]
+        self._settle_turn_debt(now)
         self._turn_slots = math.floor(sum(owns, Fraction(0))) - sum(math.floor(own) for own in owns)
         self._shares_total = float(sum(pool.exact_shares.values(), Fraction(0)))
         self._consumed_total = 0.0
@@ -1012,8 +1051,9 @@ class HoldQueue:
 
     def _expected_seconds(self, team: _TeamQueue) -> float:
         """How long a request of the team holds a slot: its own mean, else the pool's, else one second."""
-        if team.seconds.count:
-            return team.seconds.value
+        return team.seconds.value if team.seconds.count else self._pool_seconds()
+
+    def _pool_seconds(self) -> float:
         return self._seconds.value if self._seconds.count else 1.0
 
     def _expected_cost_units_per_slot(self, team: _TeamQueue) -> float:
