@@ -8,6 +8,7 @@ window what A borrowed before B came runs out; a stream that has begun is never 
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -59,6 +60,8 @@ class Burst:
     """Team → seconds to each request's first token."""
     backlog_gone_at: float = 0.0
     """When the last of A's requests had its first token."""
+    borrowed_gone_at: float = 0.0
+    """When the last of the requests ended that A sent as a borrower before B came."""
     recalls: int = 0
 
     @property
@@ -75,6 +78,11 @@ class Burst:
     def b_shares(self) -> list[float]:
         """B's part of each window's tokens."""
         return [b / (a + b) if a + b else 0.0 for a, b in self.windows]
+
+    @property
+    def fair_from(self) -> int:
+        """The first window that begins after what A borrowed before B came has run out; at least the second."""
+        return max(1, math.ceil(self.borrowed_gone_at / WINDOW_SECONDS))
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,6 +110,8 @@ async def run_burst(*, url: str, a_key: str, b_key: str, mode: str, max_num_seqs
         headers = {"authorization": f"Bearer {key}"}
         async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
             assert response.status_code == 200, (await response.aread()).decode()
+            went_at = sent_at + float(response.headers["x-fairshare-held-ms"]) / 1000
+            borrows = response.headers["x-fairshare-standing"] == "borrowing"
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -116,6 +126,8 @@ async def run_burst(*, url: str, a_key: str, b_key: str, mode: str, max_num_seqs
                 if count > seen:
                     burst.tokens.append((now - b_came_at, team, count - seen))
                     seen = count
+        if team == "a" and borrows and went_at < b_came_at:
+            burst.borrowed_gone_at = max(burst.borrowed_gone_at, time.monotonic() - b_came_at)
         assert seen == tokens, f"{name} was to bring {tokens} tokens and brought {seen}"
 
     async def closed_loop(client: httpx.AsyncClient, number: int) -> None:
@@ -142,8 +154,8 @@ def table(bursts: Sequence[Burst]) -> str:
     """The runs as a Markdown table, one line each."""
     head = (
         "| dispatch | `max_num_seqs` | run | B's part of the tokens, per 2 s since it came | least after the "
-        "first | tokens/s | longest wait for a first token, A / B | recalls |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "first | what A had borrowed was gone after | tokens/s | longest wait for a first token, A / B | recalls |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
     )
     return head + "".join(_lines(bursts))
 
@@ -156,6 +168,6 @@ def _lines(bursts: Iterable[Burst]) -> Iterable[str]:
         shown = ", ".join(f"{percent:.1f}" for percent in percents)
         yield (
             f"| `{burst.mode}` | {burst.max_num_seqs} | {run} | {shown} % "
-            f"| {min(percents[1:]):.1f} % | {burst.tokens_per_second:.0f} "
+            f"| {min(percents[1:]):.1f} % | {burst.borrowed_gone_at:.1f} s | {burst.tokens_per_second:.0f} "
             f"| {max(burst.waited['a']):.1f} s / {max(burst.waited['b']):.1f} s | {burst.recalls} |\n"
         )

@@ -140,6 +140,27 @@ def test_a_waiting_request_never_takes_a_running_one_s_seat(priority_server: Vll
     assert preemptions == 0
 
 
+def test_a_queued_stream_has_its_head_at_once_and_nothing_of_its_body_until_it_runs(
+    priority_server: VllmServer,
+) -> None:
+    # So a head does not tell that a request has begun, and one that has only its head can still be taken back.
+    async def scenario() -> None:
+        async with http_client() as client, one_free_seat_at_a_time(client, priority_server):
+            for path, body in (("completions", completion(4)), ("chat/completions", chat(4))):
+                url = f"{priority_server.url}/v1/{path}"
+                async with client.stream("POST", url, json=body | {"stream": True, "priority": 5}) as response:
+                    assert response.status_code == 200
+                    assert await gauge(client, priority_server.url, WAITING) == 1
+                    first = asyncio.create_task(anext(response.aiter_bytes()))
+                    await asyncio.sleep(0.1)
+                    assert not first.done()
+                    assert await gauge(client, priority_server.url, WAITING) == 1
+                    first.cancel()
+                    await asyncio.gather(first, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_under_kv_pressure_the_worst_priority_is_preempted_first_and_its_stream_resumes_unharmed(
     priority_server: VllmServer,
 ) -> None:
