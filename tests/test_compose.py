@@ -63,6 +63,7 @@ def settings(*pools: str, teams: tuple[str, ...] = ("red", "blue"), rest: str = 
     text = "\n".join(
         [
             "listen: 127.0.0.1:0",
+            "store: none",
             rest or "admin: 127.0.0.1:0",
             "pools:",
             *(f"  - {{{pool}}}" for pool in pools),

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from fairshare import clock
 from fairshare.config import ConfigError, Settings, load
 from fairshare.core.decisions import DispatchQueue, Instance
 from fairshare.core.dispatch import make_queue
@@ -25,10 +26,13 @@ from fairshare.gateway.data_port import DataPort
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.identity import StaticDirectory, identities_of
 from fairshare.gateway.instances import InstanceSupervisor
+from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.listening import bound_to, listening_socket
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import GatewaySpec, PoolSpec
+from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.status import PoolStatus, pool_status
+from fairshare.storage.database import Database
 
 log = logging.getLogger("fairshare")
 
@@ -116,8 +120,11 @@ class Gateway:
         self._composed: dict[str, _Composed] = {}
         self._serving = False
         self._directory = StaticDirectory.of(self._spec.teams)
-        self._metrics = Metrics(self.pools, lambda: self._driver.counters)
-        self._driver = PoolDriver(recorder=self._metrics)
+        self._ledger = self._ledger_of(self._spec)
+        self._metrics = Metrics(self.pools, lambda: self._driver.counters, self._ledger_counts)
+        self._driver = PoolDriver(
+            recorder=self._metrics if self._ledger is None else Recorders(self._metrics, self._ledger)
+        )
         self._data_port = DataPort(driver=self._driver, directory=self._directory, limits=self._spec.limits)
         self._admin = AdminServer(
             admin_app(
@@ -137,8 +144,15 @@ class Gateway:
 
     def pools(self) -> list[PoolStatus]:
         """The state of every pool, in the order of the configuration."""
+        of_the_store = None if self._ledger is None else self._ledger.finding()
         return [
-            pool_status(composed.spec, composed.pool, composed.queue, composed.supervisor)
+            pool_status(
+                composed.spec,
+                composed.pool,
+                composed.queue,
+                composed.supervisor,
+                findings=() if of_the_store is None else (of_the_store,),
+            )
             for composed in (self._composed.get(spec.name) for spec in self._spec.pools)
             if composed is not None
         ]
@@ -168,6 +182,9 @@ class Gateway:
             self._metrics.configure(spec)
             for pool_spec in _fallbacks_first(spec.pools):
                 self._add(pool_spec)
+            # Usage first: the first request must not find its team with a clean slate.
+            if self._ledger is not None:
+                await self._ledger.start()
             await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
         self._serving = True
@@ -198,6 +215,8 @@ class Gateway:
         self._serving = False
         await asyncio.gather(*(composed.supervisor.stop() for composed in self._composed.values()))
         await self._data_port.close()
+        if self._ledger is not None:
+            await self._ledger.stop()
         self._admin.stop()
         if self._admin_serves is not None:
             await self._admin_serves
@@ -247,6 +266,9 @@ class Gateway:
     def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
         """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""
         old = self._spec
+        if spec.store != old.store:
+            log.warning("store changed; this needs a restart.")
+            spec = replace(spec, store=old.store)
         if spec.listen != old.listen:
             log.warning("listen changed from %s to %s; this needs a restart.", old.listen, spec.listen)
         if spec.admin.address != old.admin.address:
@@ -286,12 +308,26 @@ class Gateway:
 
     # ------------------------------------------------------------------ building
 
+    def _ledger_of(self, spec: GatewaySpec) -> Ledger | None:
+        if spec.store is None:
+            return None
+        return Ledger(
+            Database(spec.store.address),
+            pools=lambda: {name: composed.pool for name, composed in self._composed.items()},
+            wall=clock.wall,
+        )
+
+    def _ledger_counts(self) -> LedgerCounts | None:
+        return None if self._ledger is None else self._ledger.counts()
+
     def _add(self, spec: PoolSpec) -> None:
         pool = Pool(spec.name, spec.capacity, spec.shares, spec.half_life_seconds, self._driver.clock)
         queue = self._queue(spec, pool, ())
         self._driver.add_pool(spec, queue)
         supervisor = InstanceSupervisor(spec, pool=pool, driver=self._driver)
         self._composed[spec.name] = _Composed(spec, pool, queue, supervisor)
+        if self._ledger is not None:
+            self._ledger.restore_usage(pool)
 
     def _queue(self, spec: PoolSpec, pool: Pool, instances: Iterable[Instance]) -> DispatchQueue:
         fallback = None if spec.fallback is None else self._composed[spec.fallback].queue

@@ -15,7 +15,7 @@ from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
@@ -31,16 +31,18 @@ from fairshare.gateway.options import (
     KeySpec,
     Limits,
     PoolSpec,
+    StoreSpec,
     TeamSpec,
     Timeouts,
 )
+from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
 from fairshare.wire.usage import CostWeights
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("listen", "admin", "pools", "teams", "limits"),
+    "": ("listen", "admin", "pools", "teams", "limits", "store"),
     "admin": ("listen", "key", "key_file"),
     "pools[]": (
         "name",
@@ -72,11 +74,15 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "teams[]": ("name", "keys", "models"),
     "teams[].keys[]": ("sha256", "class"),
     "limits": ("max_body", "max_header", "header_timeout", "max_connections", "drain"),
+    "store": ("url", "password", "password_file", "keep"),
 }
 """Every key of the file, by section. `shares` and `models` map names of the operator's choice."""
 
 DEFAULT_LISTEN = Address("127.0.0.1", 8080)
 DEFAULT_ADMIN = Address("127.0.0.1", 8081)
+DEFAULT_STORE = "fairshare.sqlite3"
+"""Beside the configuration file."""
+
 DEFAULT_HALF_LIFE_SECONDS = 7 * 86400.0
 
 _SHARE_SUM_TOLERANCE = Fraction(1, 10**9)
@@ -546,6 +552,7 @@ def _gateway(place: _Place) -> GatewaySpec:
         pools=fields.need("pools", _pools, (), "pools: [{name: chat, capacity: 16, ...}]"),
         teams=fields.read("teams", _teams, ()),
         limits=fields.read("limits", _limits, Limits()),
+        store=fields.read("store", _store, StoreSpec(address=SqliteFile(place.report.path.parent / DEFAULT_STORE))),
     )
 
 
@@ -566,6 +573,52 @@ def _limits(place: _Place) -> Limits:
         max_connections=fields.read("max_connections", _positive, default.max_connections),
         drain_seconds=fields.read("drain", _duration, default.drain_seconds),
     )
+
+
+def _store(place: _Place) -> StoreSpec | None:
+    if not place.is_mapping():
+        address = _store_address(place)
+        return None if address is None else StoreSpec(address=address)
+    fields = place.fields("store")
+    default = SqliteFile(place.report.path.parent / DEFAULT_STORE)
+    address = fields.read("url", _store_address, default)
+    password = _secret(fields, "password", "password_file")
+    if address is None:
+        raise place.invalid('the url "none" keeps nothing, so nothing else belongs here; write store: none')
+    if password is not None:
+        if isinstance(address, SqliteFile):
+            raise place.invalid("a SQLite file has no password; remove it, or give the url of a PostgreSQL server")
+        address = replace(address, password=password)
+    return StoreSpec(
+        address=address, keep_seconds=fields.read("keep", _positive_duration, StoreSpec(address=default).keep_seconds)
+    )
+
+
+def _store_address(place: _Place) -> StoreAddress | None:
+    what = "sqlite:PATH, postgresql://USER@HOST:PORT/DATABASE or none"
+    text = place.text(what)
+    if text == "none":
+        return None
+    scheme, _, rest = text.partition(":")
+    if scheme == "sqlite" and rest and text.isprintable():
+        return SqliteFile(place.report.path.parent / rest)
+    if scheme not in {"postgresql", "postgres"}:
+        raise place.invalid(f"must be {what}, found {place.found()}" if "@" not in text else f"must be {what}")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise place.invalid(f"must be {what}") from None  # it may hold a password, so it is not repeated
+    if parts.password is not None:
+        raise place.invalid(
+            "must not hold a password; write store: {url: postgresql://..., password_file: FILE}, or password: ${NAME}"
+        )
+    host = query.pop("host", [parts.hostname or ""])[0]
+    database = unquote(parts.path.strip("/"))
+    if not parts.username or not host or not database or query or parts.fragment:
+        raise place.invalid(f"must be {what}; the folder of a Unix socket is written as ?host=/run/postgresql")
+    return PostgresServer(host=host, port=port or 5432, database=database, user=unquote(parts.username))
 
 
 def _pools(place: _Place) -> tuple[PoolSpec, ...]:

@@ -69,6 +69,7 @@ HEADINGS = {
     "teams": "teams[]",
     "keys": "teams[].keys[]",
     "limits": "limits",
+    "store": "store",
 }
 
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.exchange import ENGINE_ERROR
 from fairshare.gateway.options import GatewaySpec
-from fairshare.gateway.ports import Counters, Outcome, RequestRecord
+from fairshare.gateway.ports import Counters, LedgerCounts, Outcome, RequestRecord
 from fairshare.gateway.status import PoolStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -101,6 +101,12 @@ BAD_REQUESTS = MetricSpec(
 UPSTREAM_CONNECTIONS = MetricSpec(
     "fairshare_upstream_connections", "gauge", (), "Connections to engines, in use and idle."
 )
+STORE_UP = MetricSpec("fairshare_store_up", "gauge", (), "1: the last write to the store succeeded.")
+LEDGER_PENDING = MetricSpec("fairshare_ledger_pending", "gauge", (), "Records of requests that wait to be written.")
+LEDGER_WRITTEN = MetricSpec("fairshare_ledger_written_total", "counter", (), "Records that the store has.")
+LEDGER_DROPPED = MetricSpec(
+    "fairshare_ledger_dropped_total", "counter", (), "Records that were lost because the store was away for too long."
+)
 
 METRICS: tuple[MetricSpec, ...] = (
     REQUESTS,
@@ -123,6 +129,10 @@ METRICS: tuple[MetricSpec, ...] = (
     CONNECTIONS_REFUSED,
     BAD_REQUESTS,
     UPSTREAM_CONNECTIONS,
+    STORE_UP,
+    LEDGER_PENDING,
+    LEDGER_WRITTEN,
+    LEDGER_DROPPED,
 )
 """Every metric, for the scrape, the reference page and its test."""
 
@@ -185,8 +195,14 @@ class Metrics:
     Lives on the event loop's thread.
     """
 
-    def __init__(self, pools: Callable[[], Iterable[PoolStatus]], counters: Callable[[], Counters]) -> None:
+    def __init__(
+        self,
+        pools: Callable[[], Iterable[PoolStatus]],
+        counters: Callable[[], Counters],
+        ledger: Callable[[], LedgerCounts | None] = lambda: None,
+    ) -> None:
         self._read_pools = pools
+        self._read_ledger = ledger
         self._read_counters = counters
         self._pools: frozenset[str] = frozenset()
         self._teams: frozenset[str] = frozenset()
@@ -243,6 +259,11 @@ class Metrics:
         yield _counter(CONNECTIONS_REFUSED, [((), counters.connections_refused_total)])
         yield _counter(BAD_REQUESTS, [((), counters.bad_requests_total)])
         yield _gauge(UPSTREAM_CONNECTIONS, [((), counters.upstream_connections)])
+        ledgers = [ledger for ledger in (self._read_ledger(),) if ledger is not None]
+        yield _gauge(STORE_UP, [((), int(ledger.store_is_up)) for ledger in ledgers])
+        yield _gauge(LEDGER_PENDING, [((), ledger.pending) for ledger in ledgers])
+        yield _counter(LEDGER_WRITTEN, [((), ledger.written_total) for ledger in ledgers])
+        yield _counter(LEDGER_DROPPED, [((), ledger.dropped_total) for ledger in ledgers])
 
     def _tokens(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for labels, consumed in self._consumed.items():

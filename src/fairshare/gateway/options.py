@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from fairshare.core.decisions import HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
+from fairshare.storage.address import StoreAddress
 from fairshare.wire.usage import CostWeights
 
 
@@ -129,6 +130,15 @@ class AdminSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec:
+    """Where accounts are kept, and for how long each request's record is."""
+
+    address: StoreAddress
+    keep_seconds: float = 400 * 86400.0
+    """Whole months whose end is this long ago are replaced by their sums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """Everything that one gateway process serves."""
 
@@ -137,3 +147,5 @@ class GatewaySpec:
     pools: tuple[PoolSpec, ...]
     teams: tuple[TeamSpec, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    store: StoreSpec | None = None
+    """None: nothing is kept over a restart, and keys are those of `teams` only."""

@@ -98,6 +98,27 @@ class Recorder(Protocol):
         ...
 
 
+class Recorders:
+    """Hands every record to several recorders."""
+
+    def __init__(self, *recorders: Recorder) -> None:
+        self._recorders = recorders
+
+    def finished(self, record: RequestRecord) -> None:
+        for recorder in self._recorders:
+            recorder.finished(record)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """How the account of requests fares."""
+
+    store_is_up: bool
+    pending: int
+    written_total: int
+    dropped_total: int
+
+
 @dataclass(slots=True)
 class Counters:
     """What the data port counts beside records. Totals since start, except the gauges."""

@@ -108,8 +108,10 @@ class Supervision(Protocol):
     def findings(self) -> Sequence[str]: ...
 
 
-def pool_status(spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: Supervision) -> PoolStatus:
-    """The state of one pool, now."""
+def pool_status(
+    spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: Supervision, *, findings: Sequence[str] = ()
+) -> PoolStatus:
+    """The state of one pool, now. `findings`: what else is to be said."""
     queued = queue.snapshot()
     held = {stat.team: stat for stat in queued.teams}
     stats = list(pool.snapshot())
@@ -151,7 +153,7 @@ def pool_status(spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: S
         recalls=queued.recalls_total,
         recalled_slot_seconds=queued.recalled_slot_seconds_total,
         instances=_instances(supervision.reports(), queued.instances),
-        findings=[*supervision.findings(), *_findings(spec, pool)],
+        findings=[*findings, *supervision.findings(), *_findings(spec, pool)],
     )
 
 

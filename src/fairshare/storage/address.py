@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlalchemy import URL
-
 
 @dataclass(frozen=True, slots=True)
 class SqliteFile:
@@ -32,21 +30,3 @@ class PostgresServer:
 
 
 StoreAddress = SqliteFile | PostgresServer
-
-
-def driver_url(address: StoreAddress) -> URL:
-    """The address as SQLAlchemy wants it, the password in it."""
-    match address:
-        case SqliteFile():
-            return URL.create("sqlite+aiosqlite", database=str(address.path))
-        case PostgresServer():
-            return URL.create(
-                "postgresql+asyncpg",
-                username=address.user,
-                password=address.password,
-                host=None if address.host.startswith("/") else address.host,
-                port=None if address.host.startswith("/") else address.port,
-                database=address.database,
-                # asyncpg takes the folder of a socket as a host; in a URL only the query can carry it.
-                query={"host": address.host, "port": str(address.port)} if address.host.startswith("/") else {},
-            )

@@ -15,12 +15,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event
+from sqlalchemy import URL, Connection, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from fairshare.errors import OperatorError, TryElsewhere
-from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress, driver_url
+from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
 
 LOCK_WAIT_SECONDS = 2.0
 """How long a statement waits for another process that has the SQLite file locked."""
@@ -83,11 +83,6 @@ class Database:
     async def close(self) -> None:
         await self._engine.dispose()
 
-    async def forget_connections(self) -> None:
-        """Start over with new connections: the old ones may hang."""
-        # Closing politely could wait for a server that does not answer.
-        await self._engine.dispose(close=False)
-
     @asynccontextmanager
     async def _transaction(self, *, write: bool, patience_seconds: float | None) -> AsyncGenerator[AsyncConnection]:
         try:
@@ -105,6 +100,24 @@ class Database:
             raise StoreUnavailable(f"the store {self.address} failed: {_reason(error)}") from error
 
 
+def _driver_url(address: StoreAddress) -> URL:
+    """The address as SQLAlchemy wants it, the password in it."""
+    match address:
+        case SqliteFile():
+            return URL.create("sqlite+aiosqlite", database=str(address.path))
+        case PostgresServer():
+            return URL.create(
+                "postgresql+asyncpg",
+                username=address.user,
+                password=address.password,
+                host=None if address.host.startswith("/") else address.host,
+                port=None if address.host.startswith("/") else address.port,
+                database=address.database,
+                # asyncpg takes the folder of a socket as a host; in a URL only the query can carry it.
+                query={"host": address.host, "port": str(address.port)} if address.host.startswith("/") else {},
+            )
+
+
 def _reason(error: Exception) -> str:
     """What the database said, without the statement and its values."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -117,7 +130,7 @@ def _engine(address: StoreAddress) -> AsyncEngine:
     match address:
         case SqliteFile():
             engine = create_async_engine(
-                driver_url(address),
+                _driver_url(address),
                 connect_args={"timeout": LOCK_WAIT_SECONDS},
                 pool_size=4,
                 hide_parameters=True,
@@ -127,7 +140,7 @@ def _engine(address: StoreAddress) -> AsyncEngine:
             return engine
         case PostgresServer():
             return create_async_engine(
-                driver_url(address),
+                _driver_url(address),
                 connect_args={"timeout": PATIENCE_SECONDS, "server_settings": {"application_name": "fairshare"}},
                 pool_size=4,
                 pool_recycle=300,

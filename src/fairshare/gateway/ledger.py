@@ -1,0 +1,276 @@
+"""The account of every request, on its way to the store.
+
+The data path only appends to a list. One task writes, in batches; a store that is slow, full, locked or dead makes the
+list longer, up to a bound, and what comes beyond it is counted and lost. Usage is saved in the same transaction as the
+records that made it, so the two agree whenever the process dies.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+
+from fairshare.clock import Clock
+from fairshare.core.pool import Pool
+from fairshare.gateway.ports import LedgerCounts, Outcome, RequestRecord
+from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.ledger import LedgerRow, LedgerStore, Mark, UsageRow
+
+log = logging.getLogger("fairshare.ledger")
+
+BATCH_SECONDS = 1.0
+"""How often records are written: what a SIGKILL may lose."""
+
+BATCH_RECORDS = 1000
+"""Records per transaction; so many that wait are written at once."""
+
+MAX_PENDING = 50_000
+"""Records that wait at most (about 1 KiB each)."""
+
+LONGEST_BACKOFF_SECONDS = 5.0
+"""How long it waits at most before it tries a store again that failed."""
+
+LAST_WRITE_SECONDS = 5.0
+"""How long the end of the gateway may wait for the store."""
+
+
+class Names:
+    """What the account calls the owner of a key."""
+
+    __slots__ = ("organisation", "project", "tag", "team")
+
+    def __init__(self, *, organisation: str = "", team: str = "", project: str = "", tag: str = "") -> None:
+        self.organisation = organisation
+        self.team = team
+        self.project = project
+        self.tag = tag
+
+
+class Ledger:
+    """Takes the records of finished requests (a `Recorder`), and keeps them. Lives on the event loop's thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        pools: Callable[[], Mapping[str, Pool]],
+        wall: Clock,
+        names: Callable[[str], Names | None] = lambda _: None,
+        max_pending: int = MAX_PENDING,
+        batch_seconds: float = BATCH_SECONDS,
+    ) -> None:
+        """`pools`: whose usage is saved and restored. `names`: who a key id belongs to, if an account does."""
+        self._database = database
+        self._store = LedgerStore(database)
+        self._pools = pools
+        self._wall = wall
+        self._names = names
+        self._max_pending = max_pending
+        self._batch_seconds = batch_seconds
+        self._pending: deque[RequestRecord] = deque()
+        self._writer = secrets.randbits(63)
+        self._first_number = 0
+        """The number of the first record that waits."""
+        self._dropped_total = 0
+        self._is_open = False
+        self._failure: str | None = None
+        self._many_wait = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._saved_usage: dict[tuple[str, str], UsageRow] = {}
+        """What the store had when it was opened, for pools that are not there yet."""
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ what others may read
+
+    def counts(self) -> LedgerCounts:
+        return LedgerCounts(
+            store_is_up=self._is_open and self._failure is None,
+            pending=len(self._pending),
+            written_total=self._first_number,
+            dropped_total=self._dropped_total,
+        )
+
+    def finding(self) -> str | None:
+        """What is wrong with it, for the status page."""
+        if self._failure is not None:
+            lost = f"; {self._dropped_total} are lost" if self._dropped_total else ""
+            return (
+                f"The account of requests is not being written ({self._failure}): {len(self._pending)} records wait in "
+                f"memory, at most {self._max_pending}{lost}. Requests are served; look at the store."
+            )
+        if self._dropped_total:
+            return f"{self._dropped_total} records of requests were lost while the store was away; reports lack them."
+        return None
+
+    def mark(self) -> Mark:
+        """The place in the account where the next record goes."""
+        return Mark(self._writer, self._first_number + len(self._pending))
+
+    # ------------------------------------------------------------------ records
+
+    def finished(self, record: RequestRecord) -> None:
+        pending = self._pending
+        if len(pending) >= self._max_pending:
+            self._dropped_total += 1
+            return
+        pending.append(record)
+        if len(pending) == BATCH_RECORDS:
+            self._many_wait.set()
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Open the store and restore usage; then keep writing. A store that does not answer is tried again and again.
+
+        Raises:
+            StoreTooNew: a newer fairshare has migrated the store.
+        """
+        try:
+            await self._open()
+        except StoreUnavailable as error:
+            self._failed(error)
+        self._task = asyncio.create_task(self._keep_writing())
+
+    async def stop(self) -> None:
+        """Write what waits, as far as the store takes it in time, and close."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            try:
+                async with asyncio.timeout(LAST_WRITE_SECONDS):
+                    await self.flush()
+            except (StoreUnavailable, TimeoutError):
+                log.error(
+                    "%d records of requests are lost: the store did not take them at the end.", len(self._pending)
+                )
+        await self._database.close()
+
+    def restore_usage(self, pool: Pool) -> None:
+        """Add to a pool what its teams had used when the store was last written, decayed until now."""
+        now = self._wall()
+        for row in [row for row in self._saved_usage.values() if row.pool == pool.name]:
+            pool.charge(row.team, decayed(row, now=now, half_life_seconds=pool.half_life_seconds))
+            del self._saved_usage[row.pool, row.team]
+
+    async def flush(self) -> None:
+        """Write everything that waits. Raises `StoreUnavailable`."""
+        async with self._writing:
+            if not self._is_open:
+                await self._open()
+            while self._pending:
+                await self._write_batch()
+            self._works()
+
+    # ------------------------------------------------------------------ inside
+
+    async def _open(self) -> None:
+        await self._database.migrate()
+        self._saved_usage = {(row.pool, row.team): row for row in await self._store.usage()}
+        self._is_open = True
+        for pool in self._pools().values():
+            self.restore_usage(pool)
+
+    async def _keep_writing(self) -> None:
+        backoff_seconds = self._batch_seconds
+        while True:
+            await self._wait(backoff_seconds if self._failure is not None else self._batch_seconds)
+            try:
+                await self.flush()
+                backoff_seconds = self._batch_seconds
+            except StoreUnavailable as error:
+                self._failed(error)
+                backoff_seconds = min(2 * backoff_seconds, LONGEST_BACKOFF_SECONDS)
+            except Exception:
+                # Whatever is wrong with one batch: the task must live, and the records wait.
+                log.exception("Writing the account of requests failed inside fairshare.")
+                self._failure = "a fault of fairshare; its log has the details"
+                backoff_seconds = LONGEST_BACKOFF_SECONDS
+
+    async def _wait(self, seconds: float) -> None:
+        """Until it is time to write, or, if the store works, so much waits that it should be written now."""
+        if self._failure is not None:
+            await asyncio.sleep(seconds)
+            return
+        self._many_wait.clear()
+        if len(self._pending) < BATCH_RECORDS:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._many_wait.wait()
+            except TimeoutError:
+                pass
+
+    async def _write_batch(self) -> None:
+        batch = list(islice(self._pending, BATCH_RECORDS))
+        rows = [self._row(record, self._first_number + index) for index, record in enumerate(batch)]
+        used = {record.key_id: record.arrived_at for record in batch if record.key_id}
+        await self._store.write(rows, self._usage_of(batch), used)
+        for _ in batch:
+            self._pending.popleft()
+        self._first_number += len(batch)
+
+    def _usage_of(self, batch: Iterable[RequestRecord]) -> list[UsageRow]:
+        """The usage, now, of every team that a batch may have charged."""
+        charged = {(name, record.team) for record in batch if record.cost_units for name in (record.served_by,) if name}
+        now, pools = self._wall(), self._pools()
+        usage = {name: pools[name].usage()[0] for name in {name for name, _ in charged} if name in pools}
+        return [
+            UsageRow(name, team, usage[name].get(team, 0.0), now) for name, team in sorted(charged) if name in usage
+        ]
+
+    def _row(self, record: RequestRecord, number: int) -> LedgerRow:
+        names = self._names(record.key_id)
+        arrived_at = record.arrived_at
+        return LedgerRow(
+            self._writer,
+            number,
+            record.id,
+            arrived_at,
+            None if record.sent_seconds is None else arrived_at + record.sent_seconds,
+            None if record.first_byte_seconds is None else arrived_at + record.first_byte_seconds,
+            arrived_at + record.total_seconds,
+            "" if names is None else names.organisation,
+            record.team if names is None else names.team,
+            "" if names is None else names.project,
+            record.key_id,
+            "" if names is None else names.tag,
+            record.endpoint,
+            record.pool,
+            record.served_by,
+            record.instance_id,
+            record.model,
+            record.service_class.name.lower(),
+            "" if record.standing is None else record.standing.value,
+            record.priority,
+            record.slots,
+            record.prompt_tokens,
+            record.cached_tokens,
+            record.completion_tokens,
+            record.cost_units,
+            record.estimated,
+            record.status,
+            record.outcome.value,
+            record.reason,
+            record.held_seconds,
+            record.recalls,
+            record.wasted_slot_seconds,
+            record.outcome is Outcome.CANCELLED,
+            False,
+        )
+
+    def _failed(self, error: StoreUnavailable) -> None:
+        if self._failure is None:
+            log.error("%s; records of requests wait in memory, requests are served.", error)
+        self._failure = str(error)
+
+    def _works(self) -> None:
+        if self._failure is not None:
+            self._failure = None
+            log.warning("The store answers again; %d records of requests were lost meanwhile.", self._dropped_total)
+
+
+def decayed(row: UsageRow, *, now: float, half_life_seconds: float) -> float:
+    """Saved usage at `now` (wall clock). A wall clock that stepped back: no time passed."""
+    elapsed_seconds = max(0.0, now - row.as_of)
+    return row.cost_units * 2.0 ** (-elapsed_seconds / half_life_seconds) if half_life_seconds else row.cost_units

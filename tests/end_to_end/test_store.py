@@ -1,0 +1,151 @@
+"""A gateway and its store, when either is killed, stopped, or told to end."""
+
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from end_to_end.processes import EngineProcess, GatewayProcess, eventually, keys_made, started
+from support.postgres import Postgres
+
+CONFIG = """
+listen: 127.0.0.1:0
+admin: 127.0.0.1:0
+pools:
+  - name: chat
+    capacity: 8
+    half_life: 0
+    shares: {{search: 1/2}}
+    models: [tiny]
+    instances: [{engine}]
+teams:
+  - name: search
+    keys: [{key}]
+store: {store}
+"""
+
+
+class Site:
+    def __init__(self, folder: Path, engine: EngineProcess, store: str) -> None:
+        self.key, entry = keys_made("--team", "search")
+        self.config = folder / "fairshare.yaml"
+        self.config.write_text(CONFIG.format(engine=engine.url, key=entry, store=store))
+
+    def ask(self, gateway: GatewayProcess, content: str = "hello") -> None:
+        answer = httpx.post(
+            f"{gateway.url}/v1/chat/completions",
+            headers={"Authorization": f"Bearer {self.key}"},
+            json={"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": content}]},
+            timeout=30,
+        )
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with started(lambda: EngineProcess("--step-ms", "1")) as engine:
+        yield engine
+
+
+def written(gateway: GatewayProcess) -> float:
+    return gateway.metric("fairshare_ledger_written_total")
+
+
+def test_a_gateway_that_is_killed_has_its_account_and_usage_when_it_comes_back(
+    tmp_path: Path, engine: EngineProcess
+) -> None:
+    site = Site(tmp_path, engine, "sqlite:accounts.sqlite3")
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        for _ in range(3):
+            site.ask(gateway)
+        eventually(lambda: written(gateway) == 3, "the batch")
+        usage = gateway.team("search")["usage"]
+        gateway.signal(signal.SIGKILL)
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        assert gateway.team("search")["usage"] == usage > 0
+        site.ask(gateway)
+        gateway.signal(signal.SIGTERM)
+        gateway.wait()
+    with sqlite3.connect(tmp_path / "accounts.sqlite3") as store:
+        rows = store.execute("select team, status, cost_units from ledger").fetchall()
+        (saved,) = store.execute("select cost_units from usage").fetchone()
+    store.close()
+    assert [row[:2] for row in rows] == [("search", 200)] * 4
+    # The account adds up to what the pool was charged.
+    assert sum(row[2] for row in rows) == pytest.approx(saved)
+
+
+def test_a_postgresql_that_is_stopped_delays_the_account_and_nothing_else(
+    tmp_path: Path, engine: EngineProcess, postgres: Postgres
+) -> None:
+    address = postgres.new_database()
+    store = f"postgresql://{address.user}@/{address.database}?host={address.host}"
+    site = Site(tmp_path, engine, f'"{store}"')
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        site.ask(gateway)
+        eventually(lambda: written(gateway) == 1, "the first batch")
+        processes = backends(postgres, address.database)
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            site.ask(gateway)
+            eventually(lambda: gateway.metric("fairshare_store_up") == 0, "the outage was noticed")
+            assert any("account of requests" in finding for finding in gateway.pool()["findings"])
+            site.ask(gateway)
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGCONT)
+        eventually(lambda: written(gateway) == 3, "everything that waited")
+        assert gateway.metric("fairshare_store_up") == 1
+        assert gateway.metric("fairshare_ledger_dropped_total") == 0
+        told = [json.loads(line) for line in gateway.err if '"fairshare.ledger"' in line]
+        assert [line["level"] for line in told] == ["error", "warning"]
+
+
+def backends(postgres: Postgres, database: str) -> list[int]:
+    """The server itself, so that nobody new gets in, and the processes that serve this database."""
+    serving: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            title = (process / "cmdline").read_bytes().decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        if parent == postgres.pid and database in title.split():
+            serving.append(int(process.name))
+    assert serving
+    return [postgres.pid, *serving]
+
+
+def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_the_log_or_the_admin_port(
+    tmp_path: Path, engine: EngineProcess
+) -> None:
+    site = Site(tmp_path, engine, "sqlite:accounts.sqlite3")
+    canary = "kanarienvogel-in-the-prompt"
+    answers: list[Any] = []
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        site.ask(gateway, canary)
+        headers = {"Authorization": f"Bearer {site.key}"}
+        for body in (b'{"model": "tiny", "messages": "%b"}' % canary.encode(), b"{%b" % canary.encode()):
+            answer = httpx.post(f"{gateway.url}/v1/chat/completions", headers=headers, content=body)
+            assert answer.status_code == 400
+            answers.append(answer.text)
+        httpx.get(f"{gateway.url}/v1/models", headers={"Authorization": f"Bearer {site.key}x"})
+        eventually(lambda: written(gateway) >= 3, "the batch")
+        answers += [httpx.get(f"{gateway.admin_url}{path}").text for path in ("/metrics", "/api/v1/pools", "/")]
+        gateway.signal(signal.SIGTERM)
+        gateway.wait()
+        log = "\n".join(gateway.err + gateway.out)
+    with sqlite3.connect(tmp_path / "accounts.sqlite3") as store:
+        dump = "\n".join(store.iterdump())
+    store.close()
+    secret = site.key.removeprefix("fs-")
+    for place in (log, dump, *answers):
+        assert canary not in place
+        assert secret not in place

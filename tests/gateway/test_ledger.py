@@ -1,0 +1,284 @@
+"""The account of requests on its way to the store: batches, outages, overflow, restored usage."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairshare.core.pool import Pool
+from fairshare.core.priority import ServiceClass, Standing
+from fairshare.gateway.ledger import BATCH_RECORDS, Ledger, Names, decayed
+from fairshare.gateway.ports import Outcome, RequestRecord
+from fairshare.storage.accounts import AccountStore, KeyRow
+from fairshare.storage.address import SqliteFile
+from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.ledger import LedgerRow, LedgerStore, UsageRow
+from gateway.rig import FakeClock
+
+
+def record(number: int = 1, **other: Any) -> RequestRecord:
+    values: dict[str, Any] = {
+        "id": f"r{number}",
+        "endpoint": "/v1/completions",
+        "key_id": "k",
+        "team": "red",
+        "pool": "chat",
+        "served_by": "chat",
+        "instance_id": "http://e",
+        "model": "tiny",
+        "standing": Standing.BORROWING,
+        "priority": 10,
+        "slots": 1,
+        "arrived_at": 100.0,
+        "sent_seconds": 1.0,
+        "first_byte_seconds": 1.5,
+        "total_seconds": 4.0,
+        "outcome": Outcome.COMPLETED,
+        "status": 200,
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "cost_units": 2.0,
+    }
+    return RequestRecord(**(values | other))
+
+
+class Site:
+    """A ledger over a SQLite file and one pool, and eyes on both."""
+
+    def __init__(self, path: Path, pools: Mapping[str, Pool] | None = None, **options: Any) -> None:
+        self.path = path
+        self.wall = FakeClock()
+        self.pool = Pool("chat", 4, {"red": "1/2", "blue": "1/2"}, 100.0, self.wall)
+        self.pools: dict[str, Pool] = {"chat": self.pool} if pools is None else dict(pools)
+        self.ledger = Ledger(
+            Database(SqliteFile(path), patience_seconds=1.0), pools=lambda: self.pools, wall=self.wall, **options
+        )
+
+    async def written(self) -> list[LedgerRow]:
+        database = Database(SqliteFile(self.path))
+        try:
+            pages = LedgerStore(database).rows(begins_at=0.0, ends_at=1e12)
+            return [row async for page in pages for row in page]
+        finally:
+            await database.close()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(bounded())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits for the database, which works on a thread of its own and in its own time."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def path(tmp_path: Path, migrated_file: Path) -> Path:
+    path = tmp_path / "fairshare.sqlite3"
+    path.write_bytes(migrated_file.read_bytes())
+    return path
+
+
+def test_a_record_becomes_a_row_with_all_that_it_says(path: Path) -> None:
+    async def main() -> None:
+        names = Names(organisation="lab", team="vision", project="vision/ocr", tag="nightly")
+        site = Site(path, names=lambda key: names if key == "k" else None)
+        await site.ledger.start()
+        site.ledger.finished(record(1, service_class=ServiceClass.BATCH, recalls=2, wasted_slot_seconds=0.5))
+        site.ledger.finished(
+            record(2, key_id="static", outcome=Outcome.CANCELLED, sent_seconds=None, first_byte_seconds=None, status=0)
+        )
+        await site.ledger.stop()
+        first, second = sorted(await site.written(), key=lambda row: row.number)
+        assert (first.arrived_at, first.dispatched_at, first.first_byte_at, first.ended_at) == (
+            100.0,
+            101.0,
+            101.5,
+            104.0,
+        )
+        assert (first.organisation, first.team, first.project, first.tag) == ("lab", "vision", "vision/ocr", "nightly")
+        assert (first.service_class, first.standing, first.finish) == ("batch", "borrowing", "completed")
+        assert (first.recalls, first.wasted_slot_seconds, first.client_cancelled) == (2, 0.5, False)
+        assert (second.organisation, second.team, second.dispatched_at) == ("", "red", None)
+        assert second.client_cancelled
+
+    run(main)
+
+
+def test_usage_is_saved_with_the_records_that_made_it_and_restored_with_its_decay(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path)
+        await site.ledger.start()
+        site.pool.charge("red", 8.0)
+        site.pool.charge("blue", 5.0)
+        site.ledger.finished(record(1, team="red"))
+        await site.ledger.stop()
+
+        later = Site(path)
+        later.wall.now += 200.0  # two half-lives
+        await later.ledger.start()
+        usage = later.pool.usage()[0]
+        assert usage["red"] == pytest.approx(2.0)
+        assert usage["blue"] == 0.0  # no record of blue's, so nothing was charged that the account does not have
+        await later.ledger.stop()
+
+    run(main)
+
+
+def test_a_pool_that_a_reload_adds_gets_its_saved_usage_once(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path)
+        await site.ledger.start()
+        site.pool.charge("red", 8.0)
+        site.ledger.finished(record(1))
+        await site.ledger.stop()
+
+        later = Site(path, pools={})
+        await later.ledger.start()
+        for _ in range(2):
+            later.ledger.restore_usage(later.pool)
+        assert later.pool.usage()[0]["red"] == pytest.approx(8.0)
+        await later.ledger.stop()
+
+    run(main)
+
+
+def test_saved_usage_decays_by_the_wall_clock_and_never_grows() -> None:
+    row = UsageRow("chat", "red", 8.0, 1000.0)
+    assert decayed(row, now=1300.0, half_life_seconds=100.0) == 1.0
+    assert decayed(row, now=900.0, half_life_seconds=100.0) == 8.0
+    assert decayed(row, now=9000.0, half_life_seconds=0.0) == 8.0
+
+
+def test_keys_are_marked_as_used(path: Path) -> None:
+    async def main() -> None:
+        database = Database(SqliteFile(path))
+        store = AccountStore(database)
+        async with database.writing() as connection:
+            await connection.exec_driver_sql(
+                "insert into nodes (id, kind, path, created_at) values (1, 'team', 'red', 0)"
+            )
+        async with store.changing(actor="a", at=0.0) as change:
+            await change.add(KeyRow(id="k", node_id=1, service_class="batch", created_at=0.0), target="k")
+        site = Site(path)
+        await site.ledger.start()
+        site.ledger.finished(record(1))
+        await site.ledger.stop()
+        assert [key.last_used_at for key in await store.all(KeyRow)] == [100.0]
+        await database.close()
+
+    run(main)
+
+
+def test_a_locked_store_loses_nothing_and_is_told_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fairshare.storage.database.LOCK_WAIT_SECONDS", 0.01)
+
+    async def main() -> None:
+        site = Site(path, batch_seconds=0.01)
+        await site.ledger.start()
+        with sqlite3.connect(path, isolation_level=None) as other:
+            other.execute("begin immediate")
+            site.ledger.finished(record(1))
+            await until(lambda: not site.ledger.counts().store_is_up)
+            finding = site.ledger.finding()
+            assert finding is not None
+            assert "locked" in finding
+            assert "1 records wait" in finding
+            site.ledger.finished(record(2))
+            with pytest.raises(StoreUnavailable):
+                await site.ledger.flush()
+            other.execute("rollback")
+        other.close()
+        await until(lambda: site.ledger.counts().store_is_up)
+        assert site.ledger.finding() is None
+        await site.ledger.stop()
+        assert [row.request_id for row in await site.written()] == ["r1", "r2"]
+
+    with caplog.at_level(logging.WARNING, "fairshare.ledger"):
+        run(main)
+    assert [line.levelname for line in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_a_full_store_takes_the_records_again_when_there_is_room(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path)
+        await site.ledger.start()
+
+        async def pages(limit: int) -> None:
+            async with site.ledger._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+                await connection.exec_driver_sql(f"pragma max_page_count = {limit}")
+
+        # SQLite answers "database or disk is full" beyond this many pages, as it does on a full disk.
+        await pages(1)
+        for number in range(BATCH_RECORDS):
+            site.ledger.finished(record(number, detail="x"))
+        with pytest.raises(StoreUnavailable, match="full"):
+            await site.ledger.flush()
+        assert site.ledger.counts().pending == BATCH_RECORDS
+        await pages(1_000_000)
+        await site.ledger.flush()
+        await site.ledger.stop()
+        assert len(await site.written()) == BATCH_RECORDS
+
+    run(main)
+
+
+def test_what_overflows_is_counted_and_what_waits_is_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        site = Site(tmp_path / "missing" / "fairshare.sqlite3", max_pending=3)
+        await site.ledger.start()
+        for number in range(5):
+            site.ledger.finished(record(number))
+        counts = site.ledger.counts()
+        assert (counts.store_is_up, counts.pending, counts.dropped_total) == (False, 3, 2)
+        assert "2 are lost" in (site.ledger.finding() or "")
+        # It appears, and everything that waited goes there; usage of before would be restored now.
+        site.path.parent.mkdir()
+        await site.ledger.flush()
+        assert site.ledger.counts().store_is_up
+        assert "2 records of requests were lost" in (site.ledger.finding() or "")
+        await site.ledger.stop()
+        assert [row.request_id for row in await site.written()] == ["r0", "r1", "r2"]
+
+    run(main)
+
+
+def test_many_records_are_written_before_the_interval_is_over(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path, batch_seconds=1000.0)
+        await site.ledger.start()
+        for number in range(BATCH_RECORDS):
+            site.ledger.finished(record(number))
+        await until(lambda: not site.ledger.counts().pending)
+        await site.ledger.stop()
+        assert site.ledger.counts().written_total == BATCH_RECORDS
+
+    run(main)
+
+
+def test_a_mark_is_behind_every_record_so_far(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path)
+        await site.ledger.start()
+        site.ledger.finished(record(1))
+        await site.ledger.flush()
+        site.ledger.finished(record(2))
+        mark = site.ledger.mark()
+        site.ledger.finished(record(3))
+        await site.ledger.stop()
+        rows = await site.written()
+        assert [row.request_id for row in rows if row.number < mark.number] == ["r1", "r2"]
+        assert {row.writer for row in rows} == {mark.writer}
+
+    run(main)
