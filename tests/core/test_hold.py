@@ -437,6 +437,44 @@ def test_a_narrow_request_that_fits_goes_past_a_wide_one() -> None:
     assert desk.submit("A") == ["own A2"]
 
 
+def test_a_wide_request_goes_at_its_turn_before_a_narrow_one_that_would_fit() -> None:
+    desk = Desk(8, HALVES)
+    desk.submit("B", 4)
+    desk.submit("A", 4)
+    assert desk.submit("A", slots=4) == ["hold A5"]
+    assert desk.submit("A") == ["hold A6"]
+    assert desk.release("A1") == ["own A5"]  # 11 slots: it may pass C by its width less one
+    assert desk.release("A2", "A3", "A4") == []
+    assert desk.release("A5") == ["own A6"]
+
+
+def test_narrow_requests_pass_a_wide_one_until_a_tenth_of_the_teams_slots_has_paid_its_debt() -> None:
+    desk = Desk(8, HALVES)
+    desk.submit("B", 4)
+    desk.submit("A", 4)
+    desk.submit("A", slots=4)
+    desk.submit("A", 4)
+    assert desk.release("A1") == ["own A5"]
+    desk.time.now = 10.0  # three slots above its own for 10 s
+    assert desk.release("A2", "A3", "A4", "A5") == own("A", 6, 9)
+    assert desk.submit("A", slots=4) == ["hold A10"]
+    desk.submit("A", 3)
+    desk.time.now = 84.0  # 0.4 slots a second pay 30 slot-seconds in 75 s
+    assert desk.release("A6") == ["own A11"]
+    desk.time.now = 86.0
+    assert desk.release("A7") == ["own A10"]
+
+
+def test_a_wide_batch_request_goes_when_it_is_batchs_turn() -> None:
+    desk = Desk(4, HALVES, batch_every=3)
+    desk.submit("B", 2)
+    desk.submit("A", 2)
+    assert desk.submit("A", slots=2, of=BATCH) == ["hold A3"]
+    desk.submit("A", 3)
+    assert desk.release("A1") == ["own A3"]
+    assert desk.release("A3") == ["own A4"]
+
+
 # which instance
 
 

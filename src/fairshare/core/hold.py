@@ -52,6 +52,9 @@ ESTIMATE_MEMORY_REQUESTS = 16
 CREDIT_LIMIT_REQUESTS = 8
 """A team that waits for room with a wide request is owed at most this many such requests."""
 
+PASSED_PART = 0.1
+"""How fast a team whose narrow requests pass a wide one pays for it: a tenth of its whole slots."""
+
 TURN_DEBT_LIMIT_REQUESTS = 8
 """After wide requests, turns are left free for at most the time of this many requests of the pool."""
 
@@ -228,6 +231,8 @@ class _TeamQueue:
         Grows with the whole slots it cannot use while such a request waits, shrinks with what it holds above them.
         At 0 or above, its wide request goes before all borrowers, so that over time the team gets exactly what it
         owns, whatever the width. Below 0, it took more than it owns and waits (or borrows) until that is paid back.
+        Narrow requests that fit are never held for it, so they may pass it; then a debt shrinks as `PASSED_PART` says,
+        and at 0 the wide one goes at its turn. Else a team's own narrow load would starve it for ever.
         """
         self.credit_rate_slots = 0.0
         self.credit_at = 0.0
@@ -687,10 +692,15 @@ class HoldQueue:
         free_slots = team.whole_slots - team.counted_slots()
         if team.held and self._instances.any_accepting:
             while free_slots > 0:
-                entry = team.next(self._options.batch_every, free_slots)
+                entry, kind = team.next(self._options.batch_every, free_slots), SendKind.OWNER
                 if entry is None:
                     break
-                self._send(team, entry, SendKind.OWNER, now, decisions)
+                if team.wide_waits and self._credit(team, now) >= 0.0 and self._has_room():
+                    entry = self._next_entry(team)
+                    kind = SendKind.OWNER if entry.request.slots <= free_slots else SendKind.WIDE
+                self._send(team, entry, kind, now, decisions)
+                if kind is SendKind.WIDE:
+                    self._refresh_credit(team, team.whole_slots - team.counted_slots(), now)
                 free_slots = team.whole_slots - team.counted_slots()
         self._refresh_credit(team, free_slots, now)
         self._refresh_above(team)
@@ -715,24 +725,35 @@ class HoldQueue:
         return team.borrow_tag
 
     def _refresh_credit(self, team: _TeamQueue, free_slots: int, now: float) -> None:
-        """Account for a wide request that waits beside whole slots it does not fit in."""
-        waits = free_slots > 0 and team.held > 0 and self._instances.any_accepting
+        """Account for a wide request that waits beside whole slots it does not fit in, or that narrow ones pass."""
+        waits = team.held_slots > team.held and self._instances.any_accepting
         if not waits and not team.wide_waits and not team.wide_slots and not team.credit_slot_seconds:
             return
-        entry = team.next(self._options.batch_every) if waits else None
+        entry = self._next_entry(team) if waits else None
         owed_at_most = CREDIT_LIMIT_REQUESTS * entry.request.slots * self._expected_seconds(team) if entry else 0.0
-        team.credit_slot_seconds += team.credit_rate_slots * (now - team.credit_at)
-        team.credit_slot_seconds = min(owed_at_most, team.credit_slot_seconds)
+        # Whoever has no whole slots (any more) is owed nothing and owes nothing.
+        team.credit_slot_seconds = min(owed_at_most, self._credit(team, now)) if team.whole_slots else 0.0
         team.credit_at = now
         # What it holds above its whole slots is a debt only as far as wide requests brought it there, not borrowing.
-        team.credit_rate_slots = float(free_slots if free_slots > 0 else max(free_slots, -team.wide_slots))
-        team.wide_waits = entry is not None
+        rate_slots = free_slots if free_slots > 0 else max(free_slots, -team.wide_slots)
+        team.credit_rate_slots = float(rate_slots) if team.whole_slots else 0.0
+        team.wide_waits = waits
         self._wide_owed.discard(team.name)
         self._wide_due.discard(team.name)
-        if entry is not None and team.credit_slot_seconds >= 0.0:
+        if entry is None or free_slots <= 0:
+            return
+        if team.credit_slot_seconds >= 0.0:
             self._wide_owed.set(team.name, entry.sequence)
-        elif entry is not None:
+        else:
             self._wide_due.set(team.name, now - team.credit_slot_seconds / team.credit_rate_slots)
+
+    def _credit(self, team: _TeamQueue, now: float) -> float:
+        """What the team is owed now, in slot-seconds."""
+        if team.credit_rate_slots or not team.wide_waits:
+            return team.credit_slot_seconds + team.credit_rate_slots * (now - team.credit_at)
+        # All its whole slots are used, by narrow requests that pass: this only pays a debt and earns nothing.
+        paid = PASSED_PART * team.whole_slots * (now - team.credit_at)
+        return min(team.credit_slot_seconds + paid, max(0.0, team.credit_slot_seconds))
 
     def _credit_due(self, now: float) -> None:
         while (due := self._wide_due.first_priority()) is not None and due <= now:
