@@ -121,7 +121,16 @@ class Page:
                     report.percent_text(run.all_tokens_to_fcfs),
                 )
             )
-        columns = ("scenario", "worst shortfall", "mean", "worst in slots", "fcfs: worst", "reclaim p99", "idle", "tokens")
+        columns = (
+            "scenario",
+            "worst shortfall",
+            "mean",
+            "worst in slots",
+            "fcfs: worst",
+            "reclaim p99",
+            "idle",
+            "tokens",
+        )
         return table(columns, rows)
 
     def value(self, name: str, policy: str, field: str) -> str:

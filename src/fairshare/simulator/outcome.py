@@ -58,7 +58,7 @@ class Windows:
     waiting: list[list[float]] = field(default_factory=list[list[float]])
     """Sequences waiting at the end of the window."""
     capacity: array[float] = field(default_factory=lambda: array("d"))
-    """C at the end of the window."""
+    """Mean C in the window."""
 
 
 @dataclass(slots=True, eq=False)

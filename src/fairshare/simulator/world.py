@@ -112,7 +112,16 @@ class _Call:
 class _Sequence:
     """One sequence of a call at an engine."""
 
-    __slots__ = ("attempt", "call", "counted_tokens", "engine", "id", "output_tokens", "running_since")
+    __slots__ = (
+        "attempt",
+        "call",
+        "counted_tokens",
+        "engine",
+        "id",
+        "output_tokens",
+        "prompt_counted",
+        "running_since",
+    )
 
     def __init__(self, id: str, call: _Call, engine: "_Engine", output_tokens: int) -> None:
         self.id = id
@@ -121,6 +130,7 @@ class _Sequence:
         self.attempt = call.attempt
         self.output_tokens = output_tokens
         self.running_since: float | None = None
+        self.prompt_counted = False
         self.counted_tokens = 0
         """Tokens of it that are in the windows already."""
 
@@ -200,6 +210,7 @@ class _Domain:
     __slots__ = (
         "accounts",
         "capacity",
+        "capacity_seconds",
         "config",
         "configured_capacity",
         "engines",
@@ -227,9 +238,12 @@ class _Domain:
         self.held = 0
         self.in_flight_slots = 0
         self.touched_at = 0.0
+        self.capacity_seconds = 0.0
+        """C x time since the last sample."""
 
     def touch(self, now: float) -> None:
-        """Account for idle slots until now; before anything is sent, held or released."""
+        """Account for C and for idle slots until now; before C changes and anything is sent, held or released."""
+        self.capacity_seconds += self.capacity * (now - self.touched_at)
         if self.held:
             idle_slots = self.capacity - self.in_flight_slots
             if idle_slots > 0:
@@ -669,7 +683,8 @@ class World:
         call = sequence.call
         at = engine.scheduler.now
         known_at = at + self._half_round_trip
-        if sequence.counted_tokens == 0 and event.new_tokens:
+        if not sequence.prompt_counted:
+            sequence.prompt_counted = True
             call.account.prompt_tokens += call.prompt_tokens
         current = sequence.attempt == call.attempt
         if current and call.first_token_at is None:
@@ -742,9 +757,8 @@ class World:
         self._catch_up(engine)
         domain.healthy[engine.instance_id] = False
         lost = [call for call in self._calls.values() if call.engine is engine]
-        for call in lost:
-            for sequence in call.sequences:
-                self._leave_engine(engine, sequence)
+        for sequence in [one for one in self._sequences.values() if one.engine is engine]:
+            self._leave_engine(engine, sequence)
         engine.scheduler = self._scheduler(engine)
         engine.scheduler.advance(self.now)
         self._quiet_until[engine.index] = inf
@@ -807,7 +821,7 @@ class World:
         if measured:
             windows.ends.append(now)
             windows.lengths.append(seconds)
-            windows.capacity.append(domain.capacity)
+            windows.capacity.append(domain.capacity_seconds / seconds)
             columns = cast("list[tuple[list[Any], str]]", [
                 (windows.output_tokens, "output_tokens"),
                 (windows.prompt_tokens, "prompt_tokens"),
@@ -818,6 +832,7 @@ class World:
             ])  # fmt: skip
             for rows, name in columns:
                 rows.append([getattr(account, name) for account in accounts])
+        domain.capacity_seconds = 0.0
         for account in accounts:
             if measured:
                 account.outcome.output_tokens += account.output_tokens
