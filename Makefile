@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean
+.PHONY: help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -75,6 +75,9 @@ search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team g
 mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
+
+evaluate: $(STAMP) ## every scenario under every policy: docs/evaluation.md and its pictures (minutes; ONLY=name for one)
+	$(BIN)/python scenarios/evaluate.py $(ONLY)
 
 lock: ## renew requirements/*.txt from the ranges in pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --all-extras --group check --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/check.txt

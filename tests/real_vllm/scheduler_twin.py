@@ -1,4 +1,4 @@
-"""vLLM's own scheduler and KV cache manager without a model, fed from a file: `python scheduler_twin.py MODEL < streams`.
+"""vLLM's own scheduler and KV cache manager without a model: `python scheduler_twin.py MODEL < streams`.
 
 Run by the virtual environment that holds vLLM. Reads a JSON list of streams (see `scheduler_streams.py`) and writes,
 for each stream, what happened in every step: who runs in which order, who was evicted, who finished, how many tokens

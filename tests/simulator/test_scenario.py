@@ -1,5 +1,7 @@
 """Scenario files: what they may say, and what the messages say when they do not."""
 
+# ruff: noqa: E501 - one line per case
+
 from pathlib import Path
 
 import pytest

@@ -64,7 +64,8 @@ pools:
   - {name: one, capacity: 8, engines: {count: 2, max_num_seqs: 4, kv_tokens: 1024, max_model_len: 512}}
 teams:
   - {name: a, share: 1/2, loads: [{clients: 9, prompt: 10-200, output: 1-120}]}
-  - {name: b, share: 1/4, loads: [{rate: 2/s, n: 3, class: batch, prompt: 10-50, output: 1-60}, {burst: 9, every: 5s, start: 2s, stream: false, prompt: 9, output: 9-200}]}
+  - {name: b, share: 1/4, loads: [{rate: 2/s, n: 3, class: batch, prompt: 10-50, output: 1-60},
+      {burst: 9, every: 5s, start: 2s, stream: false, prompt: 9, output: 9-200}]}
   - {name: c, share: 1/8, loads: [{clients: 4, on: 1s, off: 2s, think: 200ms, prompt: 10-200, output: 1-120}]}
   - {name: stranger, loads: [{clients: 2, start: 5s, stop: 9s, prompt: 10, output: 20}]}
 changes:
