@@ -74,6 +74,9 @@ class Request:
     """Whether it may be sent a second time: its body is kept and it has no state or tools at the engine."""
     preferred_instances: Sequence[str] = ()
     """Instances that likely hold the prompt's prefix, best first. Decides only between near equals."""
+    state_instance: str | None = None
+    """The instance that holds the state it goes on from: elsewhere it would fail, so it goes there while that accepts
+    requests, also when it has no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ class RefusalReason(StrEnum):
     """No instance of the pool accepts requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Send:
     """Send the request to an engine now."""
 
@@ -123,7 +126,7 @@ class Send:
     held_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Held:
     """The request waits in the queue."""
 

@@ -156,6 +156,8 @@ class _Line:
 
     def first(self, widest_slots: int | None = None) -> _Entry | None:
         """The oldest request, of those that are at most `widest_slots` wide."""
+        if not self.lanes:
+            return None
         oldest: _Entry | None = None
         for slots, lane in self.lanes.items():
             if widest_slots is None or slots <= widest_slots:
@@ -276,11 +278,11 @@ class _TeamQueue:
 
     def oldest_sequence(self) -> int:
         """Sequence number of its oldest held request."""
-        return min(
-            entry.sequence
-            for line in (self.recalled, self.interactive, self.batch)
-            if (entry := line.first()) is not None
-        )
+        oldest = -1
+        for line in (self.recalled, self.interactive, self.batch):
+            if line.lanes and (entry := line.first()) is not None and not 0 <= oldest < entry.sequence:
+                oldest = entry.sequence
+        return oldest
 
 
 class HoldQueue:
@@ -370,6 +372,9 @@ class HoldQueue:
         entry = _Entry(request, self, self._next_sequence, now)
         self._next_sequence += 1
         self._entries[request.id] = entry
+        if self._goes_at_once(team, request):
+            self._dispatch_entry(team, entry, SendKind.OWNER, now, decisions)
+            return decisions + self._pump(now) if len(self._changed) > 1 else self._settled(team, decisions)
         self._hold(team, entry, now)
         decisions += self._pump(now)
         if entry.queue is None:
@@ -400,6 +405,9 @@ class HoldQueue:
         queue = entry.queue
         queue._end(entry, consumed_cost_units, now if queue is self else queue._pool.begin(), recalled=False)
         del self._entries[request_id]
+        team = queue._teams[entry.request.team]
+        if queue is self and not self._held and not self._guests and self._is_simple(team) and len(self._changed) == 1:
+            return self._settled(team, decisions)  # nobody waits for what has become free
         return decisions + self._pump_with(queue, now)
 
     def cancelled(self, request_id: str) -> list[Decision]:
@@ -559,6 +567,32 @@ class HoldQueue:
             capacity_slots=self._pool.capacity,
         )
 
+    def _is_simple(self, team: _TeamQueue) -> bool:
+        """Whether nothing but this team's own numbers changes when a request of it comes or goes."""
+        return (
+            not team.held
+            and not team.wide_slots
+            and not team.credit_slot_seconds
+            and self._generation == self._pool.generation
+            and self._options.borrow_order is BorrowOrder.LEVEL_FAIRSHARE
+        )
+
+    def _goes_at_once(self, team: _TeamQueue, request: Request) -> bool:
+        """Whether it is what most requests are: an owner's, with nothing of its team held. Decides as `_pump` would."""
+        return (
+            not self._changed
+            and self._is_simple(team)
+            and request.slots <= team.whole_slots - team.counted_slots()
+            and self._instances.any_accepting
+        )
+
+    def _settled(self, team: _TeamQueue, decisions: list[Decision]) -> list[Decision]:
+        """Bring up to date the one team that changed, where it holds nothing and nobody else may go."""
+        self._changed.clear()
+        self._refresh_above(team)
+        self._forget_if_idle(team)
+        return decisions
+
     def _hold(self, team: _TeamQueue, entry: _Entry, now: float) -> None:
         entry.queue = None
         entry.held_since = now
@@ -629,7 +663,8 @@ class HoldQueue:
         if self._generation != self._pool.generation:
             self._rebuild(now)
         self._refresh_changed(now, decisions)
-        self._credit_due(now)
+        if self._wide_due:
+            self._credit_due(now)
         while self._instances.any_accepting:
             if self._turn_waiters and self._turn_is_free(now):
                 team = self._teams[self._some(self._turn_waiters)]
@@ -646,7 +681,8 @@ class HoldQueue:
             else:
                 break
             self._refresh_changed(now, decisions)
-            self._credit_due(now)
+            if self._wide_due:
+                self._credit_due(now)
         if self._fallback is not None:
             self._send_to_fallback(now, decisions)
 
@@ -676,10 +712,11 @@ class HoldQueue:
 
     def _refresh_changed(self, now: float, decisions: list[Decision]) -> None:
         """Bring every team that changed up to date, and send what its whole slots take."""
-        while self._changed:
+        changed = self._changed
+        while changed:
             # In the order of names: the order of a set depends on the hash seed, and a run must be repeatable.
-            names = sorted(self._changed) if len(self._changed) > 1 else list(self._changed)
-            self._changed.clear()
+            names = sorted(changed) if len(changed) > 1 else (changed.pop(),)
+            changed.clear()
             for name in names:
                 if self._options.borrow_order is BorrowOrder.WEIGHTED:
                     self._note_consumption(name)
@@ -688,7 +725,7 @@ class HoldQueue:
                     self._refresh(team, now, decisions)
 
     def _refresh(self, team: _TeamQueue, now: float, decisions: list[Decision]) -> None:
-        team.state = self._pool.state(team.name)
+        self._renew_state(team)
         free_slots = team.whole_slots - team.counted_slots()
         if team.held and self._instances.any_accepting:
             while free_slots > 0:
@@ -705,8 +742,9 @@ class HoldQueue:
         self._refresh_credit(team, free_slots, now)
         self._refresh_above(team)
         if not team.held:
-            self._turn_waiters.discard(team.name)
-            self._borrowers.discard(team.name)
+            if team.name in self._borrowers:
+                self._turn_waiters.discard(team.name)
+                self._borrowers.discard(team.name)
             self._forget_if_idle(team)
             return
         oldest = team.oldest_sequence()
@@ -764,9 +802,15 @@ class HoldQueue:
             self._wide_owed.set(name, self._next_entry(team).sequence)
 
     def _send(self, team: _TeamQueue, entry: _Entry, kind: SendKind, now: float, decisions: list[Decision]) -> None:
-        """Send a held request to an instance of this pool, with the standing that is true now."""
-        request, pool = entry.request, self._pool
+        """Send a held request to an instance of this pool."""
         self._unhold(team, entry, now)
+        self._dispatch_entry(team, entry, kind, now, decisions)
+
+    def _dispatch_entry(
+        self, team: _TeamQueue, entry: _Entry, kind: SendKind, now: float, decisions: list[Decision]
+    ) -> None:
+        """Grant a request that is not held (any more) the standing that is true now."""
+        request, pool = entry.request, self._pool
         team.sent += 1
         borrowing = kind is SendKind.BORROWER
         priority = (
@@ -824,7 +868,7 @@ class HoldQueue:
         entry.queue, entry.kind, entry.grant = self, kind, grant
         entry.instance_id, entry.sent_at, entry.began = instance_id, now, False
         self._instances.place(instance_id, request.team, request.slots)
-        team.state = self._pool.state(team.name)
+        self._renew_state(team)
         if self._options.recall and request.recallable:
             team.recallable[request.id] = entry
         self._changed.add(team.name)
@@ -832,6 +876,8 @@ class HoldQueue:
     def _place(self, entry: _Entry, kind: SendKind, now: float, decisions: list[Decision]) -> str:
         """Choose the instance; for an owner without a free seat, take a borrower back (one decision with sending)."""
         request = entry.request
+        if request.state_instance is not None and self._instances.accepts(request.state_instance):
+            return request.state_instance
         instance_id = self._instances.with_room(request.team, request.preferred_instances)
         # Below C no owner waits for a seat; and a wide request that passes its team's own slots recalls nobody.
         if kind is SendKind.BORROWER or kind is SendKind.WIDE:
@@ -949,10 +995,9 @@ class HoldQueue:
 
     def _refresh_above(self, team: _TeamQueue) -> None:
         """Keep the order in which teams are recalled from: most slots above its share first."""
-        above = team.state.in_flight_slots - team.turn_slots > team.whole_slots
-        if above and team.recallable:
+        if team.recallable and team.state.in_flight_slots - team.turn_slots > team.whole_slots:
             self._above.set(team.name, team.own_slots - team.state.in_flight_slots)
-        else:
+        elif self._above:
             self._above.discard(team.name)
 
     # ------------------------------------------------------------------ fallback
@@ -977,7 +1022,7 @@ class HoldQueue:
     def _send_one_to_fallback(self, team: _TeamQueue, entry: _Entry, now: float, decisions: list[Decision]) -> None:
         """Send a held request to the fallback pool, with its standing there; without room it stays held."""
         request, fallback = entry.request, self._fallback
-        if fallback is None or not fallback._has_guest_room(request.slots):
+        if fallback is None or request.state_instance is not None or not fallback._has_guest_room(request.slots):
             return
         there = fallback._pool.begin()
         grant = fallback._pool.try_acquire(
@@ -1011,6 +1056,11 @@ class HoldQueue:
             team = self._teams[name] = _TeamQueue(name, self._pool.state(name))
             self._set_own(team)
         return team
+
+    def _renew_state(self, team: _TeamQueue) -> None:
+        """Ask for the pool's record of the team again; that of a team with a share is replaced only by `_rebuild`."""
+        if not team.state.share:
+            team.state = self._pool.state(team.name)
 
     def _set_own(self, team: _TeamQueue) -> None:
         own = self._pool.exact_shares.get(team.name, Fraction(0)) * self._pool.capacity
