@@ -27,12 +27,6 @@ class Streamed:
         return self.event_at[-1]
 
     @property
-    def longest_pause_seconds(self) -> float:
-        return max(
-            (after - before for before, after in zip(self.event_at, self.event_at[1:], strict=False)), default=0.0
-        )
-
-    @property
     def text(self) -> str:
         return "".join(choice.get("text", "") for event in self.events for choice in event["choices"])
 

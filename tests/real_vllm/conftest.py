@@ -115,7 +115,7 @@ def machine_line() -> str:
     today = datetime.now(UTC).date().isoformat()
     return (
         f"Measured {today} on {os.cpu_count()} cores of {processor}; the engine has one core, the gateway and the "
-        "clients share the others."
+        f"clients share the others. Load average at the end, with other work: {os.getloadavg()[1]:.1f}."
     )
 
 

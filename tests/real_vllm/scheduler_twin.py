@@ -9,6 +9,7 @@ were scheduled. One engine step is `schedule`, then a made-up token for every re
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -81,8 +82,15 @@ class Twin:
             )
         )
 
-    def step(self) -> dict[str, Any]:
+    def running(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.running]
+
+    def step(self, seen: Callable[[list[str], list[str]], None] | None = None) -> dict[str, Any]:
+        """One step; `seen` is told who runs and who was evicted once that is decided."""
         out = self.scheduler.schedule()
+        evicted = sorted(out.preempted_req_ids or ())
+        if seen is not None:
+            seen(self.running(), evicted)
         ids = list(out.num_scheduled_tokens)
         requests = self.scheduler.requests
         sampled = [[OUTPUT_TOKEN] if requests[i].num_computed_tokens >= requests[i].num_tokens else [] for i in ids]
@@ -94,8 +102,8 @@ class Twin:
         )
         outputs = [one for core in answer.values() for one in core.outputs]
         return {
-            "running": [request.request_id for request in self.scheduler.running],
-            "evicted": sorted(out.preempted_req_ids or ()),
+            "running": self.running(),
+            "evicted": evicted,
             "tokens": out.total_num_scheduled_tokens,
             "got": [one.request_id for one in outputs if one.new_token_ids],
             "finished": [one.request_id for one in outputs if one.finish_reason is not None],

@@ -181,10 +181,8 @@ def test_under_kv_pressure_the_worst_priority_is_preempted_first_and_its_stream_
 
     streams, undisturbed_text, preempted = asyncio.run(scenario())
     ended = {name: streamed.last_at for name, streamed in streams.items()}
-    paused = {name: streamed.longest_pause_seconds for name, streamed in streams.items()}
     assert preempted >= 2
     assert max(ended["A"], ended["D"]) < ended["B"] < ended["C"]
-    assert min(paused["B"], paused["C"]) > max(paused["A"], paused["D"])
     assert {streamed.text for streamed in streams.values()} == {undisturbed_text}
     assert all(streamed.ended_with_done for streamed in streams.values())
 
