@@ -315,6 +315,7 @@ class Gateway:
             Database(spec.store.address),
             pools=lambda: {name: composed.pool for name, composed in self._composed.items()},
             wall=clock.wall,
+            keep_seconds=spec.store.keep_seconds,
         )
 
     def _ledger_counts(self) -> LedgerCounts | None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass, Standing
-from fairshare.gateway.ledger import BATCH_RECORDS, Ledger, Names, decayed
+from fairshare.gateway.ledger import BATCH_RECORDS, RETENTION_SECONDS, Ledger, Names, decayed
 from fairshare.gateway.ports import Outcome, RequestRecord
 from fairshare.storage.accounts import AccountStore, KeyRow
 from fairshare.storage.address import SqliteFile
@@ -55,7 +56,11 @@ class Site:
         self.pool = Pool("chat", 4, {"red": "1/2", "blue": "1/2"}, 100.0, self.wall)
         self.pools: dict[str, Pool] = {"chat": self.pool} if pools is None else dict(pools)
         self.ledger = Ledger(
-            Database(SqliteFile(path), patience_seconds=1.0), pools=lambda: self.pools, wall=self.wall, **options
+            Database(SqliteFile(path), patience_seconds=1.0),
+            pools=lambda: self.pools,
+            wall=self.wall,
+            keep_seconds=options.pop("keep_seconds", 1e9),
+            **options,
         )
 
     async def written(self) -> list[LedgerRow]:
@@ -79,6 +84,11 @@ async def until(holds: Callable[[], bool]) -> None:
     """Waits for the database, which works on a thread of its own and in its own time."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+
+
+def rows_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as store:
+        return store.execute("select count(*) from ledger").fetchone()[0]
 
 
 @pytest.fixture
@@ -280,5 +290,21 @@ def test_a_mark_is_behind_every_record_so_far(path: Path) -> None:
         rows = await site.written()
         assert [row.request_id for row in rows if row.number < mark.number] == ["r1", "r2"]
         assert {row.writer for row in rows} == {mark.writer}
+
+    run(main)
+
+
+def test_months_that_are_old_enough_are_rolled_up(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path, batch_seconds=0.01, keep_seconds=10 * 86400.0)
+        site.wall.now = 45 * 86400.0  # 15 February 1970
+        await site.ledger.start()
+        site.ledger.finished(record(1, arrived_at=86400.0))
+        site.ledger.finished(record(2, arrived_at=40 * 86400.0))
+        await until(lambda: not site.ledger.counts().pending)
+        site.wall.now += RETENTION_SECONDS
+        await until(lambda: rows_of(path) == 1)
+        await site.ledger.stop()
+        assert [row.request_id for row in await site.written()] == ["r2"]
 
     run(main)

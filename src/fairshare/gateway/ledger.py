@@ -10,8 +10,10 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC
 from itertools import islice
 
+from fairshare.accounts.periods import months_to_roll_up, shown
 from fairshare.clock import Clock
 from fairshare.core.pool import Pool
 from fairshare.gateway.ports import LedgerCounts, Outcome, RequestRecord
@@ -31,6 +33,9 @@ MAX_PENDING = 50_000
 
 LONGEST_BACKOFF_SECONDS = 5.0
 """How long it waits at most before it tries a store again that failed."""
+
+RETENTION_SECONDS = 3600.0
+"""How often it looks for months that are old enough to be rolled up."""
 
 LAST_WRITE_SECONDS = 5.0
 """How long the end of the gateway may wait for the store."""
@@ -57,15 +62,22 @@ class Ledger:
         *,
         pools: Callable[[], Mapping[str, Pool]],
         wall: Clock,
+        keep_seconds: float,
         names: Callable[[str], Names | None] = lambda _: None,
         max_pending: int = MAX_PENDING,
         batch_seconds: float = BATCH_SECONDS,
     ) -> None:
-        """`pools`: whose usage is saved and restored. `names`: who a key id belongs to, if an account does."""
+        """
+        Args:
+            pools: whose usage is saved and restored.
+            keep_seconds: how long records are kept; then whole months are replaced by their sums.
+            names: who a key id belongs to, if it is of an account.
+        """
         self._database = database
         self._store = LedgerStore(database)
         self._pools = pools
         self._wall = wall
+        self._keep_seconds = keep_seconds
         self._names = names
         self._max_pending = max_pending
         self._batch_seconds = batch_seconds
@@ -80,6 +92,8 @@ class Ledger:
         self._writing = asyncio.Lock()
         self._saved_usage: dict[tuple[str, str], UsageRow] = {}
         """What the store had when it was opened, for pools that are not there yet."""
+        self._retention_at = 0.0
+        """When to look for old months again (wall clock)."""
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ what others may read
@@ -178,6 +192,7 @@ class Ledger:
             await self._wait(backoff_seconds if self._failure is not None else self._batch_seconds)
             try:
                 await self.flush()
+                await self._roll_up_old_months()
                 backoff_seconds = self._batch_seconds
             except StoreUnavailable as error:
                 self._failed(error)
@@ -210,9 +225,24 @@ class Ledger:
             self._pending.popleft()
         self._first_number += len(batch)
 
+    async def _roll_up_old_months(self) -> None:
+        now = self._wall()
+        if now < self._retention_at:
+            return
+        self._retention_at = now + RETENTION_SECONDS
+        oldest = await self._store.oldest()
+        if oldest is None:
+            return
+        for month in months_to_roll_up(oldest=oldest, now=now, keep_seconds=self._keep_seconds):
+            gone = await self._store.roll_up(begins_at=month.begins_at, ends_at=month.ends_at)
+            if gone:
+                log.info(
+                    "Rolled up the %d records of %s: only their sums are left.", gone, shown(month.begins_at, UTC)[:7]
+                )
+
     def _usage_of(self, batch: Iterable[RequestRecord]) -> list[UsageRow]:
         """The usage, now, of every team that a batch may have charged."""
-        charged = {(name, record.team) for record in batch if record.cost_units for name in (record.served_by,) if name}
+        charged = {(record.served_by, record.team) for record in batch if record.cost_units and record.served_by}
         now, pools = self._wall(), self._pools()
         usage = {name: pools[name].usage()[0] for name in {name for name, _ in charged} if name in pools}
         return [
