@@ -263,8 +263,12 @@ class World:
         arrivals: Sequence[Arrival] = (),
         limits: RateLimits = NO_LIMITS,
         only_team: str | None = None,
+        make_scheduler: Callable[[SchedulerConfig, Callable[[Change, str], None]], Scheduler] = Scheduler,
     ) -> None:
-        """`arrivals`: what the scenario's traces bring, by time. `only_team`: leave all others out."""
+        """`arrivals`: what the scenario's traces bring, by time. `only_team`: leave all others out.
+
+        `make_scheduler`: makes the engines' schedulers; a test runs vLLM's own class in their place.
+        """
         self.scenario = scenario
         self.seed = scenario.seed if seed is None else seed
         self.now = 0.0
@@ -282,6 +286,7 @@ class World:
         self._requests = 0
         self._only_team = only_team
         self._policy_name = policy
+        self._make_scheduler = make_scheduler
         self._domains = [self._domain(plan) for plan in scenario.pools]
         by_name = {domain.plan.name: domain for domain in self._domains}
         made: dict[str, GatewayPolicy] = {}
@@ -335,7 +340,9 @@ class World:
         config = engine.domain.config
         if self._policy_name is PolicyName.FCFS:
             config = replace(config, policy=Policy.FCFS)
-        return Scheduler(config, lambda change, sequence_id: self._seen_at_engine(engine, change, sequence_id))
+        return self._make_scheduler(
+            config, lambda change, sequence_id: self._seen_at_engine(engine, change, sequence_id)
+        )
 
     def _instances(self, domain: _Domain) -> list[Instance]:
         """The pool's instances as records, each with its integer part of C."""
