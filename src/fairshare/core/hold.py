@@ -84,7 +84,8 @@ class _Mean:
         self.count = 0
 
     def add(self, sample: float) -> None:
-        self.count = min(self.count + 1, ESTIMATE_MEMORY_REQUESTS)
+        if self.count < ESTIMATE_MEMORY_REQUESTS:
+            self.count += 1
         self.value += (sample - self.value) / self.count
 
 
@@ -623,8 +624,10 @@ class HoldQueue:
 
     def _due(self, now: float) -> list[Decision]:
         """What time alone brings: seats of recalled requests, and requests that waited too long."""
-        self._end_aborts(now)
         decisions: list[Decision] = []
+        if not self._held and not self._abort_ends:
+            return decisions
+        self._end_aborts(now)
         limit = self._options.longest_wait_seconds
         while self._held:
             entry = next(iter(self._held.values()))
@@ -980,11 +983,13 @@ class HoldQueue:
             team.borrow_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
         self._pool.settle(grant, consumed_cost_units, now=now)
         if not recalled:
-            for seconds in (team.seconds, self._seconds):
-                seconds.add(slot_seconds / request.slots)
-            if math.isfinite(consumed_cost_units) and consumed_cost_units >= 0.0:
-                for cost in (team.cost_units_per_slot, self._cost_units_per_slot):
-                    cost.add(consumed_cost_units / request.slots)
+            seconds = slot_seconds / request.slots
+            team.seconds.add(seconds)
+            self._seconds.add(seconds)
+            if 0.0 <= consumed_cost_units < math.inf:
+                per_slot = consumed_cost_units / request.slots
+                team.cost_units_per_slot.add(per_slot)
+                self._cost_units_per_slot.add(per_slot)
         entry.queue, entry.grant = None, None
         self._changed.add(team.name)
 

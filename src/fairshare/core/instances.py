@@ -13,6 +13,13 @@ All of them up to eight instances; beyond that the choice stays O(log n), and an
 smallest part is among the eight emptiest or close to it (docs/decisions/0003-which-instance.md).
 """
 
+PREFIX_SLACK = 0.25
+"""An instance that likely holds the prefix is taken although the team holds this much more of it than of another.
+
+Measured (docs/decisions/0006-prefix-caches.md): one slot of slack loses hits. It is also the bound on
+what prefixes can do to a team: a quarter of an instance, be it a fast or a slow one.
+"""
+
 
 class InstanceLoad:
     """What runs on one instance, in slots."""
@@ -20,6 +27,7 @@ class InstanceLoad:
     __slots__ = (
         "aborting_slots",
         "accepting",
+        "entry",
         "id",
         "in_flight_slots",
         "known_seats",
@@ -28,6 +36,7 @@ class InstanceLoad:
         "removed",
         "running_seen",
         "slots_by_team",
+        "taken_slots",
     )
 
     def __init__(self, instance: Instance, order: int) -> None:
@@ -40,12 +49,15 @@ class InstanceLoad:
         self.removed = False
         self.in_flight_slots = 0
         self.aborting_slots = 0
-        self.slots_by_team: dict[str, int] = {}
-
-    @property
-    def taken_slots(self) -> int:
+        self.taken_slots = 0
         """Slots in flight, and those of recalled requests whose seat may still be taken."""
-        return self.in_flight_slots + self.aborting_slots
+        self.slots_by_team: dict[str, int] = {}
+        self.entry: tuple[float, int, InstanceLoad] = (0.0, order, self)
+        """Its place in the order by room, while it accepts requests."""
+
+    def part_of(self, team: str) -> float:
+        """What a team holds there, over the instance's part of C."""
+        return self.slots_by_team.get(team, 0) / self.part_slots
 
     @property
     def seats(self) -> int:
@@ -69,12 +81,22 @@ class InstanceLoad:
 class InstanceTable:
     """The instances of one pool, with what runs where."""
 
-    __slots__ = ("_by_room", "_by_seat", "_loads", "_next_order", "accepting_taken_slots", "placed_slots")
+    __slots__ = (
+        "_by_room",
+        "_by_seat",
+        "_loads",
+        "_next_order",
+        "_stale_seats",
+        "accepting_taken_slots",
+        "placed_slots",
+    )
 
     def __init__(self, instances: Iterable[Instance]) -> None:
         self._loads: dict[str, InstanceLoad] = {}
         self._by_room: list[tuple[float, int, InstanceLoad]] = []
         self._by_seat: KeyedHeap[tuple[float, int]] = KeyedHeap()
+        self._stale_seats: set[str] = set()
+        """Instances whose place by seats is to be renewed when somebody asks: only owners beyond C do."""
         self._next_order = 0
         self.placed_slots = 0
         """Slots in flight on all instances, also those that accept nothing new."""
@@ -129,41 +151,38 @@ class InstanceTable:
     def place(self, instance_id: str, team: str, slots: int) -> None:
         """Count a request of `team` as in flight there."""
         load = self._loads[instance_id]
-        self._leave_order(load)
         load.in_flight_slots += slots
         load.slots_by_team[team] = load.slots_by_team.get(team, 0) + slots
         self.placed_slots += slots
-        self._enter_order(load)
+        self._take(load, slots)
 
     def take_off(self, instance_id: str, team: str, slots: int, *, aborting: bool = False) -> None:
         """A request of `team` no longer runs there. `aborting`: its seat still counts as taken for a while."""
         load = self._loads[instance_id]
-        self._leave_order(load)
         load.in_flight_slots -= slots
         assert load.in_flight_slots >= 0, f"instance {instance_id!r} has fewer slots in flight than were taken off"
-        if aborting:
-            load.aborting_slots += slots
         left = load.slots_by_team[team] - slots
         if left:
             load.slots_by_team[team] = left
         else:
             del load.slots_by_team[team]
         self.placed_slots -= slots
-        self._enter_order(load)
-        self._forget_if_empty(load)
+        if aborting:
+            load.aborting_slots += slots
+        else:
+            self._take(load, -slots)
 
     def abort_ended(self, instance_id: str, slots: int) -> None:
         """The seat of a recalled request is free again."""
         load = self._loads[instance_id]
-        self._leave_order(load)
         load.aborting_slots -= slots
-        self._enter_order(load)
-        self._forget_if_empty(load)
+        self._take(load, -slots)
 
     def with_room(self, team: str, preferred: Sequence[str], excluding: frozenset[str] = frozenset()) -> str | None:
         """An instance with room: the one of which the team holds the smallest part; near equals: prefix, then load.
 
-        Near equal is what differs by at most one slot of the instance's part. None: no instance has room.
+        Near equal is what differs by at most one slot of the instance's part, and for an instance that likely holds
+        the prefix by at most `PREFIX_SLACK` of it. None: no instance has room.
         """
         candidates: list[InstanceLoad] = []
         for room_load, _, load in self._by_room:
@@ -175,34 +194,29 @@ class InstanceTable:
             return None
         if len(candidates) == 1 and not preferred:
             return candidates[0].id
+        # Candidates come emptiest first, so among equal parts the emptiest wins.
+        best, smallest = candidates[0], candidates[0].part_of(team)
+        for load in candidates:
+            if smallest > (part := load.part_of(team)):
+                best, smallest = load, part
         for instance_id in preferred:
             load = self._loads.get(instance_id)
-            if (
-                load is not None
-                and load.accepting
-                and load.room_load < 1.0
-                and load not in candidates
-                and load.id not in excluding
-            ):
-                candidates.append(load)
-        smallest = min(load.slots_by_team.get(team, 0) / load.part_slots for load in candidates)
-        near_equal = [
-            load
-            for load in candidates
-            if load.slots_by_team.get(team, 0) / load.part_slots <= smallest + 1 / load.part_slots
-        ]
-        for instance_id in preferred:
-            for load in near_equal:
-                if load.id == instance_id:
-                    return instance_id
-        # Candidates come emptiest first, so among equal parts the emptiest wins.
-        return min(near_equal, key=lambda load: (load.slots_by_team.get(team, 0) / load.part_slots, load.room_load)).id
+            if load is None or not load.accepting or load.entry[0] >= 1.0 or instance_id in excluding:
+                continue
+            if load.part_of(team) <= smallest + max(PREFIX_SLACK, 1 / load.part_slots):
+                return instance_id
+        return best.id
 
     def emptiest_by_seats(self, excluding: frozenset[str] = frozenset()) -> InstanceLoad | None:
         """The accepting instance with the smallest part of its seats taken; None: no instance accepts requests."""
         if excluding:
             loads = [load for _, _, load in self._by_room if load.id not in excluding]
             return min(loads, key=lambda load: (load.seat_load, load.order), default=None)
+        for instance_id in self._stale_seats:
+            load = self._loads.get(instance_id)
+            if load is not None and load.accepting:
+                self._by_seat.set(instance_id, (load.seat_load, load.order))
+        self._stale_seats.clear()
         name = self._by_seat.peek()
         return None if name is None else self._loads[name]
 
@@ -234,20 +248,35 @@ class InstanceTable:
             for load in self._loads.values()
         )
 
-    def _leave_order(self, load: InstanceLoad) -> None:
+    def _take(self, load: InstanceLoad, slots: int) -> None:
+        """Move an instance whose taken slots change to its place in the order by room."""
         if not load.accepting:
+            load.taken_slots += slots
+            self._forget_if_empty(load)
             return
-        self.accepting_taken_slots -= load.taken_slots
-        del self._by_room[bisect_left(self._by_room, (load.room_load, load.order))]
+        by_room = self._by_room
+        del by_room[bisect_left(by_room, load.entry)]
+        load.taken_slots += slots
+        self.accepting_taken_slots += slots
+        load.entry = (load.room_load, load.order, load)
+        insort(by_room, load.entry)
+        self._stale_seats.add(load.id)
+
+    def _leave_order(self, load: InstanceLoad) -> None:
+        if load.accepting:
+            self.accepting_taken_slots -= load.taken_slots
+            del self._by_room[bisect_left(self._by_room, load.entry)]
 
     def _enter_order(self, load: InstanceLoad) -> None:
         if not load.accepting:
             self._by_seat.discard(load.id)
             return
         self.accepting_taken_slots += load.taken_slots
-        insort(self._by_room, (load.room_load, load.order, load))
-        self._by_seat.set(load.id, (load.seat_load, load.order))
+        load.entry = (load.room_load, load.order, load)
+        insort(self._by_room, load.entry)
+        self._stale_seats.add(load.id)
 
     def _forget_if_empty(self, load: InstanceLoad) -> None:
         if load.removed and not load.taken_slots:
             del self._loads[load.id]
+            self._by_seat.discard(load.id)
