@@ -10,7 +10,7 @@ import pytest
 from fairshare.config import ConfigError, Settings, is_loopback, load, parse
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
-from fairshare.gateway.options import Address, EngineKind, Limits, Timeouts
+from fairshare.gateway.options import Address, Balance, EngineKind, Limits, Timeouts
 from fairshare.wire.usage import CostWeights
 
 HEX = hashlib.sha256(b"fs-search").hexdigest()
@@ -67,7 +67,7 @@ def test_the_smallest_useful_file_is_read_and_the_rest_has_its_defaults() -> Non
     assert pool.shares == {"search": Fraction(26, 32), "ads": Fraction(6, 32)}
     assert pool.models == {"tiny": "tiny"}
     assert [instance.url for instance in pool.instances] == ["http://127.0.0.1:9001"]
-    assert (pool.fallback, pool.calibrated) == (None, False)
+    assert (pool.balance, pool.fallback, pool.calibrated) == (Balance.PREFIX, None, False)
     assert (pool.hold, pool.timeouts, pool.cost) == (HoldOptions(), Timeouts(), CostWeights())
     (team,) = spec.teams
     assert (team.name, team.models) == ("search", None)
@@ -105,6 +105,7 @@ pools:
     instances:
       - {{url: "http://a:9001/", max_num_seqs: 32, api_key: "${{ENGINE_KEY}}", kind: vllm}}
       - http://b/prefix/
+    balance: least_loaded
     fallback: spare
     hold: {{borrow_order: weighted, batch_every: 0, recall: false, recall_waste: 0.25, max_held: 1,
             max_held_per_team: 2, max_held_bytes: 2GiB, longest_wait: 1.5h}}
@@ -130,6 +131,7 @@ teams:
     )
     pool = spec.pools[0]
     assert (pool.capacity, pool.half_life_seconds, pool.mode, pool.fallback) == (16, 0.0, Mode.OBSERVE, "spare")
+    assert pool.balance is Balance.LEAST_LOADED
     assert pool.shares == {"search": Fraction(1, 10), "ads": Fraction(9, 10)}
     assert pool.models == {"tiny": "org/served", "small": "org/served-small"}
     first, second = pool.instances

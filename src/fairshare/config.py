@@ -25,6 +25,7 @@ from fairshare.errors import OperatorError
 from fairshare.gateway.options import (
     Address,
     AdminSpec,
+    Balance,
     EngineKind,
     GatewaySpec,
     InstanceSpec,
@@ -53,6 +54,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "shares",
         "models",
         "instances",
+        "balance",
         "fallback",
         "hold",
         "timeouts",
@@ -639,6 +641,7 @@ def _pool(place: _Place) -> PoolSpec:
         models=fields.need("models", _models, {}, "models: [the-model]"),
         instances=instances,
         mode=fields.read("dispatch", lambda at: _choice(at, Mode), Mode.HOLD),
+        balance=fields.read("balance", lambda at: _choice(at, Balance), Balance.PREFIX),
         fallback=fields.read("fallback", _pool_name, None),
         hold=fields.read("hold", _hold, HoldOptions()),
         timeouts=fields.read("timeouts", _timeouts, Timeouts()),

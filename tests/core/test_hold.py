@@ -492,6 +492,18 @@ def test_the_prefix_decides_between_near_equals() -> None:
     assert desk.submit("A", 3, preferred_instances=["e1"]) == ["own A1 @e1", "own A2 @e1", "own A3 @e0"]
 
 
+def test_a_request_goes_to_the_instance_that_holds_its_state_also_without_room() -> None:
+    desk = Desk(8, HALVES, instances=two_instances())
+    assert desk.submit("A", 4, state_instance="e1")[:4] == ["own A1 @e1", "own A2 @e1", "own A3 @e1", "own A4 @e1"]
+    assert desk.submit("B", state_instance="e1") == ["own B1 @e1"]
+
+
+def test_when_the_instance_that_holds_its_state_is_gone_another_one_answers() -> None:
+    desk = Desk(8, HALVES, instances=two_instances())
+    desk.queue.instance_removed("e1")
+    assert desk.submit("A", state_instance="e1") == ["own A1 @e0"]
+
+
 def test_an_owner_without_room_goes_where_a_borrower_is_taken_back() -> None:
     desk = Desk(8, HALVES, instances=two_instances(seats=4))
     desk.submit("A", 8)

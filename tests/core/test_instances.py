@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fairshare.core.decisions import Instance, InstanceStat
-from fairshare.core.instances import CANDIDATES, InstanceTable
+from fairshare.core.instances import CANDIDATES, PREFIX_SLACK, InstanceTable
 
 
 def table(*parts: int, seats: int | None = None) -> InstanceTable:
@@ -40,10 +40,16 @@ def test_of_equal_parts_the_emptiest_instance_is_taken() -> None:
 
 def test_the_prompts_prefix_decides_between_near_equals_only() -> None:
     instances = table(8, 8)
+    instances.place("e1", "a", 2)
+    assert instances.with_room("a", ["e1"]) == "e1"  # a quarter of its part more is near
     instances.place("e1", "a", 1)
-    assert instances.with_room("a", ["e1"]) == "e1"  # one slot more is near
+    assert instances.with_room("a", ["e1"]) == "e0"  # more is not
+
+
+def test_of_small_instances_one_slot_more_is_near() -> None:
+    instances = table(2, 2)
     instances.place("e1", "a", 1)
-    assert instances.with_room("a", ["e1"]) == "e0"  # two are not
+    assert instances.with_room("a", ["e1"]) == "e1"
 
 
 def test_the_first_preferred_instance_with_room_is_taken() -> None:
@@ -267,8 +273,10 @@ def compare(instances: InstanceTable, naive: dict[str, Naive], preferred: list[s
         if chosen is None:
             continue
         smallest = min(known.part_of("x") for known in roomy.values())
-        near = [name for name, known in roomy.items() if known.part_of("x") <= smallest + 1 / known.part]
-        wanted = [name for name in preferred if name in near]
+        nearer = [
+            name for name, known in roomy.items() if known.part_of("x") <= smallest + max(PREFIX_SLACK, 1 / known.part)
+        ]
+        wanted = [name for name in preferred if name in nearer]
         if wanted:
             assert chosen == wanted[0]
         else:

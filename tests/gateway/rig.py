@@ -21,7 +21,7 @@ from fairshare.core.priority import ServiceClass
 from fairshare.gateway.data_port import DataPort
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.identity import Identity, StaticDirectory, hash_key
-from fairshare.gateway.options import Address, InstanceSpec, Limits, PoolSpec, Timeouts
+from fairshare.gateway.options import Address, Balance, InstanceSpec, Limits, PoolSpec, Timeouts
 from fairshare.gateway.ports import RequestRecord
 from gateway.hostile_engine import HostileEngine
 
@@ -272,6 +272,7 @@ class Rig:
         models: Mapping[str, str] | None = None,
         seats: int | None = None,
         half_life_seconds: float = 0.0,
+        balance: Balance = Balance.PREFIX,
     ) -> AsyncIterator["Rig"]:
         sockets = len(open_sockets())
         tasks = len(asyncio.all_tasks())
@@ -287,6 +288,7 @@ class Rig:
             models=models or {"tiny": "tiny"},
             instances=tuple(InstanceSpec(url=engine.url) for engine in rig.engines),
             mode=mode,
+            balance=balance,
             timeouts=timeouts or Timeouts(),
         )
         rig.pool = Pool("chat", capacity, shares, half_life_seconds, rig.clock)

@@ -7,14 +7,15 @@ Everything runs on the event loop's thread. A request is known to its home queue
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
 from fairshare import clock as clocks
 from fairshare.clock import Clock
 from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Recall, Refused, Request, Send
-from fairshare.gateway.options import InstanceSpec, PoolSpec
+from fairshare.gateway.affinity import PrefixMemory, ResponseMemory
+from fairshare.gateway.options import Balance, InstanceSpec, PoolSpec
 from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
 from fairshare.gateway.priority_watch import PriorityWatch
 from fairshare.gateway.upstream import InstanceConnections
@@ -52,6 +53,8 @@ class Driven(Protocol):
     """A request, as the driver sees it."""
 
     request: Request
+    prefix_keys: Sequence[int]
+    """Of its prompt's beginnings, if its pool balances by them (`DrivenPool.balances_by_prefix`)."""
     home: "DrivenPool"
     queue: DispatchQueue
     """The queue that decides about it: its pool's, or what was its pool's before a reload. Set by the driver."""
@@ -135,11 +138,17 @@ class DrivenPool:
         """Those that may get new requests."""
         self.context_tokens: dict[str, dict[str, int]] = {}
         """Instance id → what the engine calls a model → its `max_model_len`."""
+        self.prefixes = PrefixMemory()
+        self.responses = ResponseMemory()
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
         self._bytes_per_token: dict[str, Ratio] = {}
         self._tokens_per_slot_second: dict[str, Ratio] = {}
         self._turn = 0
+
+    @property
+    def balances_by_prefix(self) -> bool:
+        return self.spec.balance is Balance.PREFIX and len(self.instances) > 1
 
     def bytes_per_token(self, model: str) -> Ratio:
         """Relayed text bytes per completion token of a configured model."""
@@ -326,6 +335,9 @@ class PoolDriver:
         self._open(exchange)
         exchange.place = Place.HELD
         exchange.queue = exchange.home.queue
+        if exchange.prefix_keys:
+            home = exchange.home
+            exchange.request.preferred_instances = home.prefixes.preferred(exchange.prefix_keys, home.accepting)
         self._carry_out(exchange.home, exchange.queue.submitted(exchange.request))
 
     def submit_unqueued(self, exchange: Driven) -> None:
@@ -349,7 +361,10 @@ class PoolDriver:
         self.watch.ended(exchange.request.id)
         if exchange.place is Place.NOWHERE:
             return exchange.home.next_instance(excluding)
-        return exchange.queue.reassigned(exchange.request.id, excluding)
+        other = exchange.queue.reassigned(exchange.request.id, excluding)
+        if other is not None and exchange.prefix_keys:
+            exchange.home.prefixes.sent(exchange.prefix_keys, other)
+        return other
 
     def ended(self, exchange: Driven, record: RequestRecord) -> None:
         """The one place where a request ends: its grant is released, or its wait is over; and its record is written.
@@ -469,6 +484,8 @@ class PoolDriver:
             match decision:
                 case Send():
                     exchange.place = Place.SENT
+                    if exchange.prefix_keys and decision.pool == exchange.home.spec.name:
+                        exchange.home.prefixes.sent(exchange.prefix_keys, decision.instance_id)
                     exchange.send(decision)
                 case Recall():
                     exchange.place = Place.HELD

@@ -12,6 +12,7 @@ It stands between a client, an engine and the dispatch queue. Three rules shape 
 import asyncio
 import logging
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from fairshare.core.decisions import Recall, Refused, Request, Send
@@ -29,6 +30,7 @@ from fairshare.wire.headers import (
     upstream_head,
 )
 from fairshare.wire.multipart import FormReader
+from fairshare.wire.prefix import prefix_keys
 from fairshare.wire.problems import (
     INTERNAL_ERROR,
     NO_INSTANCE,
@@ -186,6 +188,7 @@ class Exchange:
         "home",
         "instance_id",
         "place",
+        "prefix_keys",
         "queue",
         "request",
         "silence_limit_seconds",
@@ -215,6 +218,12 @@ class Exchange:
         self._driver = driver
         self._client = client
         self.home = home
+        prompt = facts.prompt
+        self.prefix_keys: Sequence[int] = ()
+        if prompt is not None and home.balances_by_prefix:
+            self.prefix_keys = prefix_keys(model, memoryview(prompt))
+        if facts.previous_response_id is not None:
+            request.state_instance = home.responses.instance_of(facts.previous_response_id)
         self._endpoint = endpoint
         self._identity = identity
         self.request = request
@@ -574,6 +583,8 @@ class Exchange:
         self.began = True
         self._body = b""  # it will not be sent again
         self._first_byte_at = self._driver.clock()
+        if self._facts.stateful and self._status < 300:
+            self._serving.responses.answered(body, self.instance_id)
         framing = b""
         if complete:
             if self._status not in (204, 304):  # these have no body, and must not say so (RFC 9110, 8.6)

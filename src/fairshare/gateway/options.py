@@ -20,6 +20,16 @@ class EngineKind(StrEnum):
     VLLM = "vllm"
 
 
+class Balance(StrEnum):
+    """What decides between instances that are nearly equal for a request's team."""
+
+    PREFIX = "prefix"
+    """The instance that likely holds the beginning of the prompt in its prefix cache, then the emptiest."""
+
+    LEAST_LOADED = "least_loaded"
+    """The emptiest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a port listens."""
@@ -91,6 +101,7 @@ class PoolSpec:
     """What clients call a model → what the engine calls it."""
     instances: tuple[InstanceSpec, ...]
     mode: Mode = Mode.HOLD
+    balance: Balance = Balance.PREFIX
     fallback: str | None = None
     """The pool whose free room this pool's borrowers may use."""
     hold: HoldOptions = field(default_factory=HoldOptions)

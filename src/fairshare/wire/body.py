@@ -57,6 +57,8 @@ class BodyFacts(msgspec.Struct, kw_only=True, gc=False):
     """From the body's bytes; for display, and for charging a request that was cut."""
     stateful: bool = False
     """It may keep or use state, or run tools, at the engine (`/v1/responses`): it must not be sent twice."""
+    previous_response_id: str | None = None
+    """The answer that it goes on from, which only the instance that gave it knows (`/v1/responses`)."""
     prompt: Raw | None = None
     """The prompt's JSON as sent, for prefix hashing of chat-like endpoints. A view of the body."""
     has_priority: bool = False
@@ -298,6 +300,7 @@ def _responses_facts(fields: _Responses, body: bytes) -> BodyFacts:
         max_tokens=whole(fields.max_output_tokens),
         estimated_prompt_tokens=_estimated_tokens(body),
         stateful=stateful,
+        previous_response_id=fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
         prompt=fields.input if isinstance(fields.input, Raw) else None,
         has_priority=fields.priority is not UNSET,
     )
