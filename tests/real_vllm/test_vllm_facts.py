@@ -150,7 +150,7 @@ def test_a_queued_stream_has_its_head_at_once_and_nothing_of_its_body_until_it_r
                 url = f"{priority_server.url}/v1/{path}"
                 async with client.stream("POST", url, json=body | {"stream": True, "priority": 5}) as response:
                     assert response.status_code == 200
-                    assert await gauge(client, priority_server.url, WAITING) == 1
+                    await until(client, priority_server.url, WAITING, 1)
                     first = asyncio.create_task(anext(response.aiter_bytes()))
                     await asyncio.sleep(0.1)
                     assert not first.done()
@@ -164,17 +164,17 @@ def test_a_queued_stream_has_its_head_at_once_and_nothing_of_its_body_until_it_r
 def test_under_kv_pressure_the_worst_priority_is_preempted_first_and_its_stream_resumes_unharmed(
     priority_server: VllmServer,
 ) -> None:
-    # 4 x 700 tokens do not fit in 2048: somebody has to give way, twice.
+    # 4 x 800 tokens do not fit in 2048, nor do 3 x 800: somebody has to give way, twice.
     priorities = {"A": 0, "B": 5, "C": 9, "D": 0}
 
     async def scenario() -> tuple[dict[str, Streamed], str, float]:
         async with http_client() as client:
             await is_idle(client, priority_server)
             url = f"{priority_server.url}/v1/completions"
-            undisturbed = await stream(client, url, completion(700))
+            undisturbed = await stream(client, url, completion(800))
             before = await gauge(client, priority_server.url, PREEMPTIONS)
             streams = await asyncio.gather(
-                *(stream(client, url, completion(700, priority=priority)) for priority in priorities.values())
+                *(stream(client, url, completion(800, priority=priority)) for priority in priorities.values())
             )
             preempted = await gauge(client, priority_server.url, PREEMPTIONS) - before
             return dict(zip(priorities, streams, strict=True)), undisturbed.text, preempted
