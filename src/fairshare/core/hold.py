@@ -376,8 +376,12 @@ class HoldQueue:
         if self._goes_at_once(team, request):
             self._dispatch_entry(team, entry, SendKind.OWNER, now, decisions)
             return decisions + self._pump(now) if len(self._changed) > 1 else self._settled(team, decisions)
+        only_waits = self._only_waits(team, request)
         self._hold(team, entry, now)
-        decisions += self._pump(now)
+        if only_waits:
+            self._changed.clear()
+        else:
+            decisions += self._pump(now)
         if entry.queue is None:
             refusal = self._beyond_bounds(team, request)
             if refusal is None:
@@ -407,8 +411,9 @@ class HoldQueue:
         queue._end(entry, consumed_cost_units, now if queue is self else queue._pool.begin(), recalled=False)
         del self._entries[request_id]
         team = queue._teams[entry.request.team]
-        if queue is self and not self._held and not self._guests and self._is_simple(team) and len(self._changed) == 1:
-            return self._settled(team, decisions)  # nobody waits for what has become free
+        nobody_waits = not decisions and not self._held and not self._guests  # what just fell due must leave its heaps
+        if queue is self and nobody_waits and self._is_simple(team) and len(self._changed) == 1:
+            return self._settled(team, decisions)
         return decisions + self._pump_with(queue, now)
 
     def cancelled(self, request_id: str) -> list[Decision]:
@@ -585,6 +590,20 @@ class HoldQueue:
             and self._is_simple(team)
             and request.slots <= team.whole_slots - team.counted_slots()
             and self._instances.any_accepting
+        )
+
+    def _only_waits(self, team: _TeamQueue, request: Request) -> bool:
+        """The short way under load: behind others of its team in a full pool, a request changes nobody's place."""
+        return (
+            team.held > 0
+            and request.slots == 1
+            and not self._changed
+            and not team.wide_waits
+            and not self._turn_debt_slot_seconds
+            and self._fallback is None
+            and self._generation == self._pool.generation
+            and team.whole_slots <= team.counted_slots()
+            and not self._has_room()
         )
 
     def _settled(self, team: _TeamQueue, decisions: list[Decision]) -> list[Decision]:
