@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -26,6 +27,7 @@ class StandIn:
     def __init__(self, driver: PoolDriver, name: str, *, ends_at: float = 1e9) -> None:
         self.driver = driver
         self.request = Request(id=name, team="red")
+        self.prefix_keys: tuple[int, ...] = ()
         self.home: DrivenPool = driver.pools["chat"]
         self.queue = self.home.queue
         self.place = Place.NOWHERE
@@ -34,6 +36,7 @@ class StandIn:
         self.heard_at = 0.0
         self.silence_limit_seconds = 1e9
         self.ends_at = ends_at
+        self.prefix_keys: tuple[int, ...] = ()
         self.told: list[str] = []
         self.on_send: Callable[[], None] = lambda: None
 
@@ -191,6 +194,30 @@ def test_a_deadline_of_the_queue_is_kept_by_the_sweep_at_the_latest() -> None:
         a.end("done")
 
     on_a_driver(main, capacity=1)
+
+
+def test_the_end_of_a_guest_that_was_taken_back_sets_the_timers_of_both_pools() -> None:
+    def main(driver: PoolDriver, pool: Pool, clock: FakeClock, kept: Kept) -> None:
+        spare = driver.pools["chat"]
+        home_pool = Pool("home", 1, {"red": Fraction(0)}, 0.0, clock)
+        spec = replace(spare.spec, name="home", shares={"red": Fraction(0)}, fallback="chat")
+        driver.add_pool(spec, make_queue(home_pool, Mode.HOLD, fallback=spare.queue))
+        owners = submitted(driver, "a")
+        guest = StandIn(driver, "guest")
+        guest.request = Request(id="guest", team="blue")
+        guest.home = driver.pools["home"]
+        guest.queue = guest.home.queue
+        driver.submit(guest)  # type: ignore[arg-type]
+        assert guest.told == ["sent"]
+        owners += submitted(driver, "b")
+        assert guest.told == ["sent", "recalled"]
+        assert spare.timer is not None  # when the guest's seat is free
+        assert guest.home.timer is not None  # when it has waited too long
+        for standin in (*owners, guest):
+            standin.end("done")
+        driver.remove_pool("home")
+
+    on_a_driver(main)
 
 
 def test_a_ratio_follows_about_its_last_64_samples_and_starts_with_what_is_assumed() -> None:

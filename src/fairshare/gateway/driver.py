@@ -462,6 +462,10 @@ class PoolDriver:
                 finally:
                     self._carrying_out = False
         self._arm(pool)
+        # What happens to a guest sets deadlines at home and where it ran: it waits there again, its seat is free here.
+        for other in self._pools.values():
+            if other.spec.fallback == pool.spec.name or other.spec.name == pool.spec.fallback:
+                self._arm(other)
 
     def _undo(self, exchange: Driven, record: RequestRecord) -> list[Decision]:
         """It ended while decisions about it waited to be carried out: its queue has it in another place than we."""
