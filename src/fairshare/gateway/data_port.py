@@ -9,6 +9,7 @@ import logging
 import secrets
 import socket
 from collections import deque
+from math import ceil
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from fairshare.core.priority import ServiceClass
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.exchange import Exchange, Upload
 from fairshare.gateway.identity import Directory, Identity
+from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.options import Address, Limits
 from fairshare.gateway.ports import Outcome, RequestRecord
 from fairshare.wire.body import inspect_body
@@ -42,6 +44,7 @@ from fairshare.wire.problems import (
     REQUEST_TOO_LARGE,
     SHUTTING_DOWN,
     TOO_MANY_CONNECTIONS,
+    TOO_MANY_FAILED_LOGINS,
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
     RequestProblem,
@@ -423,6 +426,12 @@ class ClientConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ what the port asks for
 
+    @property
+    def address(self) -> str:
+        """Where the client connects from; empty for what is no TCP connection."""
+        peer: object = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(cast("tuple[object, ...]", peer)[0]) if isinstance(peer, tuple) and peer else ""
+
     def abort(self) -> None:
         """Close at once; whatever is served is told that the client left."""
         self._closing = True
@@ -464,7 +473,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _check_head(self, incoming: Incoming) -> None:
         try:
-            self._port.check_head(incoming)
+            self._port.check_head(incoming, self)
         except RequestProblem as problem:
             incoming.problem = problem
 
@@ -675,6 +684,7 @@ class DataPort:
         self.counters = driver.counters
         self.draining = False
         self._sweep_seconds = sweep_seconds
+        self._failed_logins = FailedLogins()
         self._connections: set[ClientConnection] = set()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -830,7 +840,7 @@ class DataPort:
         if endpoint.body is BodyKind.MULTIPART:
             incoming.upload = Upload(found.content_length, FormReader(found.content_type))
 
-    def check_head(self, incoming: Incoming) -> None:
+    def check_head(self, incoming: Incoming, client: ClientConnection) -> None:
         """What a head means now: who asks, and whether that is served.
 
         Raises:
@@ -840,7 +850,7 @@ class DataPort:
             return  # OPTIONS needs no key
         identity = incoming.identity = self.directory.find(incoming.key_sha256)
         if identity is None:
-            raise RequestProblem(INVALID_API_KEY, "The API key is not valid. Ask whoever runs fairshare for one.")
+            raise self._wrong_key(client.address)
         if self.draining:
             raise RequestProblem(SHUTTING_DOWN, "The gateway is shutting down. Try again.")
         found = incoming.found
@@ -938,6 +948,17 @@ class DataPort:
                 status=status,
                 reason=reason,
             )
+        )
+
+    def _wrong_key(self, address: str) -> RequestProblem:
+        """The same for a key that never was and one that was taken back: both are only not in the directory."""
+        wait_seconds = self._failed_logins.failed(address, self.driver.coarse.now)
+        if wait_seconds is None:
+            return RequestProblem(INVALID_API_KEY, "The API key is not valid. Ask whoever runs fairshare for one.")
+        return RequestProblem(
+            TOO_MANY_FAILED_LOGINS,
+            f"Too many requests with keys that are not valid came from your address. Try a good key, or again in "
+            f"{ceil(wait_seconds)} s.",
         )
 
     def too_large(self) -> RequestProblem:
