@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate
+.PHONY: bench-prefix help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ bench: $(STAMP) $(PEERS_STAMP) ## what the gateway costs beside vllm-router and 
 
 bench-core: $(STAMP) ## what one decision costs
 	$(BIN)/python bench/core.py $(BENCH)
+
+bench-prefix: $(STAMP) ## hit rates and time to first token of `balance: prefix`, in virtual time (minutes)
+	$(BIN)/python bench/prefix.py --write $(BENCH)
 
 $(PEERS_STAMP): requirements/peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
