@@ -162,13 +162,13 @@ class Change:
         self.version = version
         """What the store's version is when this is committed."""
 
-    async def one(self, kind: type[T], **equal: object) -> T | None:
+    async def one(self, of: type[T], /, **equal: object) -> T | None:
         """The row whose columns have these values."""
-        found = await _select(self._connection, kind, limit=1, equal=equal)
+        found = await _select(self._connection, of, limit=1, equal=equal)
         return found[0] if found else None
 
-    async def all(self, kind: type[T], **equal: object) -> list[T]:
-        return await _select(self._connection, kind, equal=equal)
+    async def all(self, of: type[T], /, **equal: object) -> list[T]:
+        return await _select(self._connection, of, equal=equal)
 
     async def add(self, row: T, *, target: str) -> T:
         """Add a row; one with an id of 0 gets its id."""
@@ -264,7 +264,8 @@ class AccountStore:
 
     async def all(
         self,
-        kind: type[T],
+        of: type[T],
+        /,
         *,
         limit: int | None = None,
         after: object = None,
@@ -276,7 +277,7 @@ class AccountStore:
         `after`: only rows behind this primary key. Raises `StoreUnavailable`.
         """
         async with self._database.reading() as connection:
-            return await _select(connection, kind, limit=limit, after=after, newest_first=newest_first, equal=equal)
+            return await _select(connection, of, limit=limit, after=after, newest_first=newest_first, equal=equal)
 
 
 async def mark_keys_used(connection: AsyncConnection, used: Mapping[str, float]) -> None:

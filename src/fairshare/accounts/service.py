@@ -1,0 +1,586 @@
+"""Everything that can be done with accounts, for the command line and the admin API alike.
+
+Owners are written `organisation:lab`, `team:search`, `project:search/web` or `key:3f2a...`.
+"""
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import Literal, TypeVar
+
+import msgspec
+
+from fairshare.accounts import periods
+from fairshare.accounts.periods import Period
+from fairshare.accounts.rights import Act, Actor, Role, allowed, check
+from fairshare.clock import Clock
+from fairshare.errors import CallerError
+from fairshare.storage.accounts import (
+    AccountStore,
+    AuditRow,
+    BudgetRow,
+    Change,
+    IncreaseRow,
+    KeyRow,
+    LimitRow,
+    NodeRow,
+    OperatorRow,
+    SecretRow,
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+Class = Literal["interactive", "batch"]
+
+KEY_ID_DIGITS = 12
+LONGEST_NAME = 64
+LARGEST_LIMIT = 10**12
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+PARENT_KIND = {"organisation": None, "team": "organisation", "project": "team"}
+
+
+class LimitKind(StrEnum):
+    """What a limit bounds."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    """Prompt and completion tokens."""
+    IN_FLIGHT = "in_flight"
+    """Requests between their arrival and their end, waiting ones among them."""
+
+
+class NotThere(CallerError):
+    """There is no such thing."""
+
+
+class Conflict(CallerError):
+    """It cannot be, as things are."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """An organisation, a team or a project."""
+
+    kind: str
+    name: str
+    """A project's is `team/project`."""
+    parent: str | None
+    models: tuple[str, ...] | None
+    created_at: float
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's key, without what it shows."""
+
+    id: str
+    owner: str
+    service_class: str
+    models: tuple[str, ...] | None
+    tag: str
+    note: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class NewKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, and the one time that it is shown."""
+
+    id: str
+    key: str
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound of an owner."""
+
+    owner: str
+    kind: str
+    value: int
+
+
+class Increase(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a budget, for a time."""
+
+    cost_units: float
+    until: float
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner may be charged in each period."""
+
+    id: int
+    owner: str
+    model: str | None
+    tag: str | None
+    period: str
+    time_zone: str
+    soft_cost_units: float | None
+    hard_cost_units: float | None
+    borrow_over_soft: bool
+    increases: tuple[Increase, ...]
+
+
+class Operator(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody with a role, known by a key for the admin API."""
+
+    id: str
+    role: str
+    reach: str
+    """An owner, or `site`."""
+    note: str
+    created_at: float
+
+
+class Accounts:
+    """The accounts of a site."""
+
+    def __init__(self, store: AccountStore, *, wall: Clock, new_secret: Callable[[], str]) -> None:
+        """`new_secret`: makes what a client shows."""
+        self._store = store
+        self._wall = wall
+        self._new_secret = new_secret
+
+    # ------------------------------------------------------------------ tree
+
+    async def add_node(
+        self, actor: Actor, kind: str, name: str, *, parent: str | None = None, models: Sequence[str] | None = None
+    ) -> Node:
+        """A new organisation, team (`parent`: its organisation) or project (`name`: team/project)."""
+        parent_kind = PARENT_KIND[kind]
+        if kind == "project":
+            parent, slash, last = name.partition("/")
+            if not slash:
+                raise CallerError(f"a project is written TEAM/PROJECT, found {name!r}")
+            _check_name(last, "project")
+        else:
+            _check_name(name, kind)
+        async with self._changing(actor) as (change, tree):
+            parent_node = None
+            if parent_kind is not None:
+                if not parent:
+                    raise CallerError(f"a {kind} belongs to a {parent_kind}; say which")
+                parent_node = tree.node(parent_kind, parent)
+            check(actor, Act.INSIDE, None if parent_node is None else parent_node.id, tree.parents)
+            if tree.find(kind, name) is not None:
+                raise Conflict(f"there already is a {kind} {name!r}")
+            row = await change.add(
+                NodeRow(
+                    kind=kind,
+                    path=name,
+                    parent_id=None if parent_node is None else parent_node.id,
+                    models=_models(models),
+                    created_at=change.at,
+                ),
+                target=f"{kind}:{name}",
+            )
+            return tree.with_node(row).shown(row)
+
+    async def set_models(self, actor: Actor, kind: str, name: str, models: Sequence[str] | None) -> Node:
+        """Which models a node may use, of those that its parent may; None: all of them."""
+        async with self._changing(actor) as (change, tree):
+            node = tree.node(kind, name)
+            check(actor, Act.FROM_ABOVE, node.id, tree.parents)
+            new = msgspec.structs.replace(node, models=_models(models))
+            await change.replace(node, new, target=f"{kind}:{name}")
+            return tree.shown(new)
+
+    async def remove_node(self, actor: Actor, kind: str, name: str) -> None:
+        """Remove a node that has nothing below it. The account of what it used stays."""
+        async with self._changing(actor) as (change, tree):
+            node = tree.node(kind, name)
+            check(actor, Act.FROM_ABOVE, node.id, tree.parents)
+            if any(parent == node.id for parent in tree.parents.values()):
+                raise Conflict(f"{kind} {name!r} still has something below it; remove that first")
+            if await change.one(KeyRow, node_id=node.id) is not None:
+                raise Conflict(f"{kind} {name!r} has or had keys, which the account names; revoke them instead")
+            if await change.one(OperatorRow, node_id=node.id) is not None:
+                raise Conflict(f"{kind} {name!r} has or had operators, which the audit names; revoke them instead")
+            for row in [*await change.all(LimitRow, node_id=node.id), *await change.all(BudgetRow, node_id=node.id)]:
+                await change.remove(row, target=f"{kind}:{name}")
+            await change.remove(node, target=f"{kind}:{name}")
+
+    async def nodes(self, actor: Actor, kind: str) -> list[Node]:
+        """The nodes of one kind that the actor may see, by name."""
+        tree = Tree(await self._store.all(NodeRow))
+        seen = [node for node in tree.nodes if node.kind == kind and allowed(actor, Act.SEE, node.id, tree.parents)]
+        return [tree.shown(node) for node in sorted(seen, key=lambda node: node.path)]
+
+    # ------------------------------------------------------------------ keys
+
+    async def add_key(
+        self,
+        actor: Actor,
+        owner: str,
+        *,
+        service_class: Class = "interactive",
+        models: Sequence[str] | None = None,
+        tag: str = "",
+        note: str = "",
+        expires_at: float | None = None,
+    ) -> NewKey:
+        """A new key of a team or project; what it shows is never to be seen again."""
+        if tag:
+            _check_name(tag, "tag")
+        _check_note(note)
+        async with self._changing(actor) as (change, tree):
+            node = tree.owner(owner)
+            if node.kind == "organisation":
+                raise CallerError("a key belongs to a team or a project, not to a whole organisation")
+            check(actor, Act.KEYS, node.id, tree.parents)
+            if expires_at is not None and expires_at <= change.at:
+                raise CallerError("a key must expire in the future")
+            secret, sha256 = self._secret()
+            key = KeyRow(
+                id=sha256[:KEY_ID_DIGITS],
+                node_id=node.id,
+                service_class=service_class,
+                models=_models(models),
+                tag=tag,
+                note=note,
+                created_at=change.at,
+                expires_at=expires_at,
+                changed_in=change.version,
+            )
+            await change.add(key, target=f"key:{key.id}")
+            await change.add(SecretRow(sha256=sha256, key_id=key.id, created_at=change.at), target=f"key:{key.id}")
+            return NewKey(id=key.id, key=secret)
+
+    async def rotate_key(self, actor: Actor, key_id: str, *, overlap_seconds: float) -> NewKey:
+        """Give a key something new to show; the old goes on for `overlap_seconds`. Limits and the account go on too."""
+        if not 0 <= overlap_seconds <= 366 * 86400:
+            raise CallerError("the overlap must be between 0 and 366 days")
+        async with self._changing(actor) as (change, tree):
+            key = await self._live_key(change, key_id)
+            check(actor, Act.KEYS, key.node_id, tree.parents)
+            ends_at = change.at + overlap_seconds
+            for old in await change.all(SecretRow, key_id=key.id):
+                if old.expires_at is None or old.expires_at > ends_at:
+                    new = msgspec.structs.replace(old, expires_at=ends_at)
+                    await change.replace(old, new, target=f"key:{key.id}", action="rotate secrets")
+            secret, sha256 = self._secret()
+            await change.add(SecretRow(sha256=sha256, key_id=key.id, created_at=change.at), target=f"key:{key.id}")
+            new_key = msgspec.structs.replace(key, changed_in=change.version)
+            await change.replace(key, new_key, target=f"key:{key.id}", action="rotate keys")
+            return NewKey(id=key.id, key=secret)
+
+    async def revoke_key(self, actor: Actor, key_id: str) -> None:
+        """From within a second on, the key is not valid any more."""
+        async with self._changing(actor) as (change, tree):
+            key = await self._live_key(change, key_id)
+            check(actor, Act.KEYS, key.node_id, tree.parents)
+            new = msgspec.structs.replace(key, revoked_at=change.at, changed_in=change.version)
+            await change.replace(key, new, target=f"key:{key.id}", action="revoke keys")
+
+    async def keys(self, actor: Actor, *, limit: int, after: str | None = None) -> list[Key]:
+        """Keys that the actor may see, by id; `after` an id."""
+        tree = Tree(await self._store.all(NodeRow))
+        seen = [node.id for node in tree.nodes if allowed(actor, Act.SEE, node.id, tree.parents)]
+        rows = await self._store.all(KeyRow, limit=limit, after=after, node_id=seen)
+        return [
+            Key(
+                id=row.id,
+                owner=tree.name(row.node_id),
+                service_class=row.service_class,
+                models=row.models,
+                tag=row.tag,
+                note=row.note,
+                created_at=row.created_at,
+                expires_at=row.expires_at,
+                revoked_at=row.revoked_at,
+                last_used_at=row.last_used_at,
+            )
+            for row in rows
+        ]
+
+    # ------------------------------------------------------------------ limits and budgets
+
+    async def set_limit(self, actor: Actor, owner: str, kind: LimitKind, value: int | None) -> None:
+        """Bound an owner; None: no bound any more."""
+        if value is not None and not 0 <= value <= LARGEST_LIMIT:
+            raise CallerError(f"a limit must be between 0 and {LARGEST_LIMIT}, found {value}")
+        async with self._changing(actor) as (change, tree):
+            node_id, key_id = await self._bounded(actor, change, tree, owner)
+            old = await change.one(LimitRow, kind=kind.value, node_id=node_id, key_id=key_id)
+            if value is None:
+                if old is None:
+                    raise NotThere(f"{owner} has no limit of {kind.value}")
+                await change.remove(old, target=owner)
+            elif old is None:
+                await change.add(LimitRow(kind=kind.value, value=value, node_id=node_id, key_id=key_id), target=owner)
+            else:
+                await change.replace(old, msgspec.structs.replace(old, value=value), target=owner)
+
+    async def limits(self, actor: Actor) -> list[Limit]:
+        """The limits that the actor may see."""
+        rules = await self._store.rules()
+        tree = Tree(rules.nodes)
+        keys = await self._keys_named([row.key_id for row in rules.limits])
+        return [
+            Limit(owner=tree.owner_name(row), kind=row.kind, value=row.value)
+            for row in rules.limits
+            if allowed(actor, Act.SEE, _node_of(row, keys), tree.parents)
+        ]
+
+    async def add_budget(
+        self,
+        actor: Actor,
+        owner: str,
+        *,
+        period: Period,
+        time_zone: str = "UTC",
+        hard_cost_units: float | None = None,
+        soft_cost_units: float | None = None,
+        borrow_over_soft: bool = False,
+        model: str | None = None,
+        tag: str | None = None,
+    ) -> int:
+        """Bound what an owner may be charged in each period; returns the budget's id."""
+        periods.zone(time_zone)
+        if hard_cost_units is None and soft_cost_units is None:
+            raise CallerError("a budget needs a hard or a soft amount")
+        for amount in (hard_cost_units, soft_cost_units):
+            if amount is not None and not 0 <= amount <= 1e18:
+                raise CallerError(f"an amount must be between 0 and 1e18 cost units, found {amount:g}")
+        if hard_cost_units is not None and soft_cost_units is not None and soft_cost_units > hard_cost_units:
+            raise CallerError(f"the soft amount {soft_cost_units:g} is above the hard one, {hard_cost_units:g}")
+        if borrow_over_soft and (soft_cost_units is None or not owner.startswith("team:") or model or tag):
+            raise CallerError(
+                "only a team's budget over all its models and tags, with a soft amount, can make the team borrow only"
+            )
+        async with self._changing(actor) as (change, tree):
+            node_id, key_id = await self._bounded(actor, change, tree, owner)
+            row = await change.add(
+                BudgetRow(
+                    period=period.value,
+                    time_zone=time_zone,
+                    soft_cost_units=soft_cost_units,
+                    hard_cost_units=hard_cost_units,
+                    borrow_over_soft=borrow_over_soft,
+                    model=model,
+                    tag=tag,
+                    created_at=change.at,
+                    node_id=node_id,
+                    key_id=key_id,
+                ),
+                target=owner,
+            )
+            return row.id
+
+    async def remove_budget(self, actor: Actor, budget_id: int) -> None:
+        async with self._changing(actor) as (change, tree):
+            row = await self._budget(actor, change, tree, budget_id)
+            await change.remove(row, target=tree.owner_name(row))
+
+    async def increase_budget(self, actor: Actor, budget_id: int, *, cost_units: float, until: float) -> None:
+        """More of a budget, hard and soft, until a moment (wall clock)."""
+        if not 0 < cost_units <= 1e18:
+            raise CallerError(f"an increase must be above 0 and at most 1e18 cost units, found {cost_units:g}")
+        async with self._changing(actor) as (change, tree):
+            row = await self._budget(actor, change, tree, budget_id)
+            if until <= change.at:
+                raise CallerError("an increase must end in the future")
+            await change.add(
+                IncreaseRow(budget_id=row.id, cost_units=cost_units, until=until), target=tree.owner_name(row)
+            )
+
+    async def budgets(self, actor: Actor) -> list[Budget]:
+        """The budgets that the actor may see."""
+        rules = await self._store.rules()
+        tree = Tree(rules.nodes)
+        keys = await self._keys_named([row.key_id for row in rules.budgets])
+        return [
+            Budget(
+                id=row.id,
+                owner=tree.owner_name(row),
+                model=row.model,
+                tag=row.tag,
+                period=row.period,
+                time_zone=row.time_zone,
+                soft_cost_units=row.soft_cost_units,
+                hard_cost_units=row.hard_cost_units,
+                borrow_over_soft=row.borrow_over_soft,
+                increases=tuple(
+                    Increase(cost_units=each.cost_units, until=each.until)
+                    for each in rules.increases
+                    if each.budget_id == row.id
+                ),
+            )
+            for row in rules.budgets
+            if allowed(actor, Act.SEE, _node_of(row, keys), tree.parents)
+        ]
+
+    # ------------------------------------------------------------------ operators and audit
+
+    async def add_operator(self, actor: Actor, *, role: Role, reach: str, note: str = "") -> NewKey:
+        """A key for the admin API. `reach`: an owner, or `site`."""
+        _check_note(note)
+        async with self._changing(actor) as (change, tree):
+            node_id = None if reach == "site" else tree.owner(reach).id
+            check(actor, Act.INSIDE, node_id, tree.parents)
+            secret, sha256 = self._secret()
+            row = OperatorRow(
+                id=sha256[:KEY_ID_DIGITS],
+                sha256=sha256,
+                role=role.value,
+                node_id=node_id,
+                note=note,
+                created_at=change.at,
+            )
+            await change.add(row, target=f"operator:{row.id}")
+            return NewKey(id=row.id, key=secret)
+
+    async def revoke_operator(self, actor: Actor, operator_id: str) -> None:
+        async with self._changing(actor) as (change, tree):
+            row = await change.one(OperatorRow, id=operator_id, revoked_at=None)
+            if row is None:
+                raise NotThere(f"there is no operator {operator_id!r}")
+            check(actor, Act.INSIDE, row.node_id, tree.parents)
+            new = msgspec.structs.replace(row, revoked_at=change.at)
+            await change.replace(row, new, target=f"operator:{row.id}", action="revoke operators")
+
+    async def operators(self, actor: Actor) -> list[Operator]:
+        rules = await self._store.rules()
+        tree = Tree(rules.nodes)
+        return [
+            Operator(
+                id=row.id,
+                role=row.role,
+                reach="site" if row.node_id is None else tree.name(row.node_id),
+                note=row.note,
+                created_at=row.created_at,
+            )
+            for row in rules.operators
+            if allowed(actor, Act.SEE, row.node_id, tree.parents)
+        ]
+
+    async def audit(self, actor: Actor, *, limit: int, after: int | None = None) -> list[AuditRow]:
+        """Changes, newest first; `after` an id. Only for those who see the whole site."""
+        check(actor, Act.SEE, None, {})
+        return await self._store.all(AuditRow, limit=limit, after=after, newest_first=True)
+
+    # ------------------------------------------------------------------ inside
+
+    @asynccontextmanager
+    async def _changing(self, actor: Actor) -> "AsyncGenerator[tuple[Change, Tree]]":
+        async with self._store.changing(actor=actor.name, at=self._wall()) as change:
+            yield change, Tree(await change.all(NodeRow))
+
+    def _secret(self) -> tuple[str, str]:
+        secret = self._new_secret()
+        return secret, hashlib.sha256(secret.encode()).hexdigest()
+
+    @staticmethod
+    async def _live_key(change: Change, key_id: str) -> KeyRow:
+        key = await change.one(KeyRow, id=key_id)
+        if key is None:
+            raise NotThere(f"there is no key {key_id!r}")
+        if key.revoked_at is not None:
+            raise Conflict(f"key {key_id} is revoked")
+        return key
+
+    async def _bounded(self, actor: Actor, change: Change, tree: "Tree", owner: str) -> tuple[int | None, str | None]:
+        """The node or the key that an owner is, if the actor may bound it."""
+        kind, _, name = owner.partition(":")
+        if kind == "key":
+            key = await self._live_key(change, name)
+            check(actor, Act.INSIDE, key.node_id, tree.parents)
+            return None, key.id
+        node = tree.owner(owner)
+        check(actor, Act.FROM_ABOVE, node.id, tree.parents)
+        return node.id, None
+
+    async def _budget(self, actor: Actor, change: Change, tree: "Tree", budget_id: int) -> BudgetRow:
+        row = await change.one(BudgetRow, id=budget_id)
+        if row is None:
+            raise NotThere(f"there is no budget {budget_id}")
+        await self._bounded(actor, change, tree, tree.owner_name(row))
+        return row
+
+    async def _keys_named(self, key_ids: Sequence[str | None]) -> dict[str, int]:
+        """Key id → its node."""
+        wanted = [key_id for key_id in key_ids if key_id is not None]
+        return {row.id: row.node_id for row in await self._store.all(KeyRow, id=wanted)} if wanted else {}
+
+
+class Tree:
+    """The nodes of the site."""
+
+    def __init__(self, nodes: Sequence[NodeRow]) -> None:
+        self.nodes = tuple(nodes)
+        self.by_id = {node.id: node for node in nodes}
+        self.parents = {node.id: node.parent_id for node in nodes}
+        self._by_name = {(node.kind, node.path): node for node in nodes}
+
+    def find(self, kind: str, name: str) -> NodeRow | None:
+        return self._by_name.get((kind, name))
+
+    def node(self, kind: str, name: str) -> NodeRow:
+        """Raises `NotThere`."""
+        node = self.find(kind, name)
+        if node is None:
+            raise NotThere(f"there is no {kind} {name!r}")
+        return node
+
+    def owner(self, owner: str) -> NodeRow:
+        """The node of `team:search`. Raises `CallerError`."""
+        kind, colon, name = owner.partition(":")
+        if not colon or kind not in PARENT_KIND:
+            raise CallerError(
+                f"must be written organisation:NAME, team:NAME or project:TEAM/NAME, found {owner[:80]!r}"
+            )
+        return self.node(kind, name)
+
+    def name(self, node_id: int) -> str:
+        node = self.by_id[node_id]
+        return f"{node.kind}:{node.path}"
+
+    def owner_name(self, row: LimitRow | BudgetRow) -> str:
+        return f"key:{row.key_id}" if row.node_id is None else self.name(row.node_id)
+
+    def shown(self, row: NodeRow) -> Node:
+        return Node(
+            kind=row.kind,
+            name=row.path,
+            parent=None if row.parent_id is None else self.by_id[row.parent_id].path,
+            models=row.models,
+            created_at=row.created_at,
+        )
+
+    def with_node(self, row: NodeRow) -> "Tree":
+        return Tree([*self.nodes, row])
+
+    def chain(self, node_id: int) -> list[NodeRow]:
+        """A node and those above it, from the bottom up."""
+        chain: list[NodeRow] = []
+        at: int | None = node_id
+        while at is not None:
+            chain.append(self.by_id[at])
+            at = self.by_id[at].parent_id
+        return chain
+
+
+def _node_of(row: LimitRow | BudgetRow, keys: dict[str, int]) -> int | None:
+    return row.node_id if row.key_id is None else keys.get(row.key_id)
+
+
+def _models(models: Sequence[str] | None) -> tuple[str, ...] | None:
+    if models is None:
+        return None
+    for model in models:
+        if not model or not model.isprintable() or len(model) > 256:
+            raise CallerError("a model's name must be 1 to 256 printable characters")
+    return tuple(dict.fromkeys(models))
+
+
+def _check_name(name: str, what: str) -> None:
+    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise CallerError(
+            f"the name of a {what} must be 1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ -, found {name[:LONGEST_NAME]!r}"
+        )
+
+
+def _check_note(note: str) -> None:
+    if len(note) > 200 or not (note.isprintable() or not note):
+        raise CallerError("a note must be at most 200 printable characters")

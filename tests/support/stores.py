@@ -1,0 +1,42 @@
+"""Fixtures: stores of both backends. A folder of tests imports them in its conftest."""
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fairshare.storage.address import SqliteFile, StoreAddress
+from fairshare.storage.database import Database
+from support.storing import Run, running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def empty(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> StoreAddress:
+    """A store without tables."""
+    if backend == "sqlite":
+        return SqliteFile(tmp_path / "fairshare.sqlite3")
+    return request.getfixturevalue("postgres").new_database()
+
+
+@pytest.fixture
+def address(backend: str, tmp_path: Path, migrated_file: Path, request: pytest.FixtureRequest) -> StoreAddress:
+    """A store with its tables."""
+    if backend == "sqlite":
+        return SqliteFile(Path(shutil.copy(migrated_file, tmp_path / "fairshare.sqlite3")))
+    return request.getfixturevalue("postgres").new_database(migrated=True)
+
+
+@pytest.fixture
+def run(address: StoreAddress) -> Run:
+    """Runs a coroutine function with the store."""
+
+    def with_database(main: Callable[[Database], Awaitable[None]]) -> None:
+        running(address, main)
+
+    return with_database
