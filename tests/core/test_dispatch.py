@@ -110,6 +110,7 @@ def test_observe_charges_the_pool_and_its_shadow_alike() -> None:
     desk = Desk(2, HALVES, mode=Mode.OBSERVE)
     desk.submit("A", 4)
     desk.release("A1", "A4", cost=2.0)  # A4 would still be held
+    assert desk.queue.snapshot().held == 0
     assert desk.pool.usage()[0]["A"] == 4.0
     assert desk.queue._shadow_pool.usage()[0]["A"] == 4.0
 
@@ -123,6 +124,17 @@ def test_observe_follows_capacity_shares_and_usage() -> None:
     assert desk.queue._shadow_pool.usage()[0]["B"] == 7.0
     desk.set_shares({"C": 1})
     assert desk.queue._shadow_pool.reserved() == {"C": 4}
+
+
+def test_observe_follows_the_half_life_and_what_engines_report() -> None:
+    instances = [Instance(id="e0", part_slots=2), Instance(id="e1", part_slots=2)]
+    desk = Desk(4, HALVES, mode=Mode.OBSERVE, instances=instances, half_life=60.0)
+    desk.pool.set_half_life(3600.0)
+    desk.queue.capacity_changed()
+    assert desk.queue._shadow_pool.half_life_seconds == 3600.0
+    desk.queue.running_seen("e0", 4)
+    desk.queue.instance_removed("e1")
+    assert [(stat.id, stat.seats) for stat in desk.queue._shadow.snapshot().instances] == [("e0", 4)]
 
 
 def test_observe_refuses_without_an_instance_and_follows_those_that_come_and_go() -> None:

@@ -418,8 +418,14 @@ def test_a_wide_request_beyond_whole_slots_is_within_share_and_its_debt_is_paid_
     assert desk.submit("B") == ["hold B9"]
     assert desk.release("B5") == ["borrow B9"]
     assert desk.wait(1.0) == []
-    assert desk.submit("B") == ["hold B10"]
+    assert desk.submit("B", 9) == hold("B", 10, 18)
     assert desk.release("B6") == ["own A2"]
+    # And again: ten seconds with 2 above.
+    assert desk.submit("A", slots=6) == ["hold A3"]
+    desk.time.now = 25.0
+    desk.release("B1", "B2", "B3", "B4", "A2")
+    assert desk.held("A") == 1
+    assert desk.queue.next_deadline() == 30.0
 
 
 def test_a_wide_request_that_is_owed_slots_goes_before_all_borrowers() -> None:
@@ -527,6 +533,16 @@ def test_a_request_whose_instance_cannot_be_reached_moves_to_another() -> None:
     assert [stat.in_flight_slots for stat in desk.queue.snapshot().instances] == [0, 1]
     desk.release("A1")
     assert [stat.in_flight_slots for stat in desk.queue.snapshot().instances] == [0, 0]
+
+
+def test_a_moved_request_goes_where_there_is_room_and_its_prefix() -> None:
+    # e1 has most of its seats free and no room; e2 and e3 have room.
+    instances = [Instance(id="e0", part_slots=2), Instance(id="e1", part_slots=0, seats=99)]
+    instances += [Instance(id="e2", part_slots=2, seats=2), Instance(id="e3", part_slots=2, seats=2)]
+    desk = Desk(6, {"A": 1}, instances=instances)
+    desk.submit("A", preferred_instances=["e0", "e3"])
+    assert desk.queue.reassigned("A1", frozenset()) == "e3"
+    assert desk.queue.reassigned("A1", frozenset({"e0"})) == "e2"
 
 
 def test_a_moved_request_goes_to_the_emptiest_instance_if_none_has_room() -> None:
@@ -827,6 +843,12 @@ def test_a_refused_client_is_told_to_come_back_when_a_slot_is_expected_to_be_fre
     assert desk.refusals["A9"].retry_after_seconds == 60.0
 
 
+def test_without_any_capacity_a_refused_client_is_told_to_come_back_in_five_seconds() -> None:
+    desk = Desk(0, HALVES, instances=[Instance(id="e0", part_slots=0)], max_held=0)
+    desk.submit("A")
+    assert desk.refusals["A1"].retry_after_seconds == 5.0
+
+
 def test_a_first_refusal_says_a_second() -> None:
     desk = Desk(2, {"A": 1}, max_held_per_team=0)
     desk.submit("A", 3)
@@ -962,6 +984,14 @@ def test_a_removed_instance_gets_nothing_and_keeps_what_it_runs() -> None:
     assert [stat.id for stat in desk.queue.snapshot().instances] == ["e1"]
 
 
+def test_what_waits_goes_where_there_is_room_when_an_instance_is_removed() -> None:
+    desk = Desk(4, HALVES, instances=two_instances(2))
+    desk.submit("X", 5)
+    desk.time.now = 1.0
+    assert desk.note(desk.queue.instance_removed("e0")) == ["borrow X5 @e1"]
+    assert desk.sends["X5"].held_seconds == 1.0
+
+
 def test_what_runs_on_an_instance_that_left_takes_no_room_of_the_others() -> None:
     desk = Desk(4, HALVES, instances=two_instances(2))
     desk.submit("A", 4)
@@ -1050,6 +1080,15 @@ def test_a_pool_that_holds_requests_of_its_own_takes_no_guests() -> None:
     desk.submit("A", 5)
     assert spare.release("S1") == ["own S3"]
     assert spare.release("S2") == ["borrow A5"]
+
+
+def test_when_a_guest_ends_the_fallback_pools_own_go_first() -> None:
+    spare = Desk(2, {"S": "1/2"}, name="spare")
+    desk = Desk(4, HALVES, fallback=spare)
+    desk.submit("A", 5)
+    assert spare.submit("S", 2) == ["own S1", "hold S2"]
+    assert desk.submit("A") == ["hold A6"]
+    assert desk.release("A5") == ["borrow S2 in spare"]
 
 
 def test_phantoms_of_the_fallback_pool_keep_guests_out() -> None:
