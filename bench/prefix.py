@@ -1,8 +1,8 @@
 """What `balance: prefix` brings: `make bench-prefix`.
 
 Plays the conversations of the Mooncake trace on 2 to 16 engines in virtual time: the dispatch queue, the gateway's
-prefix keys and memory, and the stand-in's scheduler with vLLM's rules for prefix caches. The load per engine is the same
-for every number of engines. `round robin` sends in turn, as a plain load balancer does. Writes docs/performance.md.
+prefix keys and memory, and the stand-in's scheduler with vLLM's rules for prefix caches. The load per engine is as high
+with every number of engines. `round robin` sends in turn, as a plain load balancer does. Writes docs/performance.md.
 """
 
 import argparse

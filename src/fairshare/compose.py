@@ -9,6 +9,7 @@ import resource
 import signal
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,22 @@ from fairshare.core.decisions import DispatchQueue, Instance
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.dashboard import status_page
+from fairshare.gateway.accounts import LiveAccounts
 from fairshare.gateway.admin import AdminServer, admin_app
 from fairshare.gateway.data_port import DataPort
 from fairshare.gateway.driver import PoolDriver
+from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.identity import StaticDirectory, identities_of
 from fairshare.gateway.instances import InstanceSupervisor
 from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.listening import bound_to, listening_socket
 from fairshare.gateway.metrics import Metrics
-from fairshare.gateway.options import GatewaySpec, PoolSpec
+from fairshare.gateway.options import GatewaySpec, PoolSpec, StoreSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.status import PoolStatus, pool_status
+from fairshare.storage.accounts import AccountStore
 from fairshare.storage.database import Database
+from fairshare.storage.ledger import LedgerStore
 
 log = logging.getLogger("fairshare")
 
@@ -119,13 +124,21 @@ class Gateway:
         self._spec = settings.gateway
         self._composed: dict[str, _Composed] = {}
         self._serving = False
-        self._directory = StaticDirectory.of(self._spec.teams)
-        self._ledger = self._ledger_of(self._spec)
+        self._ledger: Ledger | None = None
+        self._accounts: LiveAccounts | None = None
+        self._borrowing: frozenset[str] = frozenset()
+        """Teams that are over a soft budget and may only borrow."""
+        if self._spec.store is not None:
+            self._ledger, self._accounts = self._accounting(self._spec.store)
+        self._directory = self._accounts or StaticDirectory.of(self._spec.teams)
         self._metrics = Metrics(self.pools, lambda: self._driver.counters, self._ledger_counts)
         self._driver = PoolDriver(
-            recorder=self._metrics if self._ledger is None else Recorders(self._metrics, self._ledger)
+            recorder=Recorders(*(each for each in (self._metrics, self._ledger, self._accounts) if each is not None))
         )
-        self._data_port = DataPort(driver=self._driver, directory=self._directory, limits=self._spec.limits)
+        self._driver.on_unreachable = self._unreachable
+        self._data_port = DataPort(
+            driver=self._driver, directory=self._directory, admission=self._accounts, limits=self._spec.limits
+        )
         self._admin = AdminServer(
             admin_app(
                 pools=self.pools,
@@ -144,14 +157,14 @@ class Gateway:
 
     def pools(self) -> list[PoolStatus]:
         """The state of every pool, in the order of the configuration."""
-        of_the_store = None if self._ledger is None else self._ledger.finding()
+        of_the_store = [each.finding() for each in (self._ledger, self._accounts) if each is not None]
         return [
             pool_status(
                 composed.spec,
                 composed.pool,
                 composed.queue,
                 composed.supervisor,
-                findings=() if of_the_store is None else (of_the_store,),
+                findings=[finding for finding in of_the_store if finding is not None],
             )
             for composed in (self._composed.get(spec.name) for spec in self._spec.pools)
             if composed is not None
@@ -173,7 +186,7 @@ class Gateway:
         spec = self._spec
         for warning in self._settings.warnings:
             log.warning("%s", warning)
-        _raise_descriptor_limit(spec.limits.max_connections)
+        self._data_port.descriptors_allow = _connections_that_fit(spec.limits.max_connections)
         with listening_socket(spec.listen, purpose="the data port") as data_socket:
             admin_socket = listening_socket(spec.admin.address, purpose="the admin port")
             self.admin_at = bound_to(admin_socket)
@@ -185,6 +198,8 @@ class Gateway:
             # Usage first: the first request must not find its team with a clean slate.
             if self._ledger is not None:
                 await self._ledger.start()
+            if self._accounts is not None:
+                await self._accounts.start()
             await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
         self._serving = True
@@ -215,6 +230,8 @@ class Gateway:
         self._serving = False
         await asyncio.gather(*(composed.supervisor.stop() for composed in self._composed.values()))
         await self._data_port.close()
+        if self._accounts is not None:
+            await self._accounts.stop()
         if self._ledger is not None:
             await self._ledger.stop()
         self._admin.stop()
@@ -294,7 +311,7 @@ class Gateway:
         """Change a running pool; usage and what is in flight stay."""
         composed = self._composed[spec.name]
         composed.spec = spec
-        composed.pool.set_shares(spec.shares)
+        composed.pool.set_shares(self._shares(spec))
         if composed.pool.half_life_seconds != spec.half_life_seconds:
             composed.pool.set_half_life(spec.half_life_seconds)
         self._driver.update_pool(spec)
@@ -308,21 +325,50 @@ class Gateway:
 
     # ------------------------------------------------------------------ building
 
-    def _ledger_of(self, spec: GatewaySpec) -> Ledger | None:
-        if spec.store is None:
-            return None
-        return Ledger(
-            Database(spec.store.address),
+    def _accounting(self, spec: StoreSpec) -> tuple[Ledger, LiveAccounts]:
+        database = Database(spec.address)
+        ledger = Ledger(
+            database,
             pools=lambda: {name: composed.pool for name, composed in self._composed.items()},
             wall=clock.wall,
-            keep_seconds=spec.store.keep_seconds,
+            keep_seconds=spec.keep_seconds,
+            names=lambda key_id: None if self._accounts is None else self._accounts.names(key_id),
         )
+        accounts = LiveAccounts(
+            AccountStore(database),
+            LedgerStore(database),
+            ledger,
+            configured=identities_of(self._spec.teams),
+            wall=clock.wall,
+            ticked=self._accounts_ticked,
+        )
+        return ledger, accounts
+
+    def _accounts_ticked(self) -> None:
+        """The store was looked at: other teams may have labels, and others may only borrow."""
+        assert self._accounts is not None
+        self._metrics.configure(self._spec, self._accounts.teams())
+        borrowing = self._accounts.borrowing_teams()
+        if borrowing != self._borrowing:
+            self._borrowing = borrowing
+            for name, composed in self._composed.items():
+                composed.pool.set_shares(self._shares(composed.spec))
+                self._driver.capacity_changed(name)
+
+    def _shares(self, spec: PoolSpec) -> dict[str, Fraction]:
+        """A pool's shares now: a team that may only borrow owns nothing of it for the time."""
+        return {team: Fraction(0) if team in self._borrowing else share for team, share in spec.shares.items()}
 
     def _ledger_counts(self) -> LedgerCounts | None:
         return None if self._ledger is None else self._ledger.counts()
 
+    def _unreachable(self, pool: str, instance_id: str, failure: Failure, detail: str) -> None:
+        composed = self._composed.get(pool)
+        if composed is not None:
+            composed.supervisor.connection_failed(instance_id, failure, detail)
+
     def _add(self, spec: PoolSpec) -> None:
-        pool = Pool(spec.name, spec.capacity, spec.shares, spec.half_life_seconds, self._driver.clock)
+        pool = Pool(spec.name, spec.capacity, self._shares(spec), spec.half_life_seconds, self._driver.clock)
         queue = self._queue(spec, pool, ())
         self._driver.add_pool(spec, queue)
         supervisor = InstanceSupervisor(spec, pool=pool, driver=self._driver)
@@ -350,8 +396,12 @@ def _fallbacks_first(pools: Iterable[PoolSpec]) -> list[PoolSpec]:
     return list(ordered.values())
 
 
-def _raise_descriptor_limit(max_connections: int) -> None:
-    """Every open stream takes two file descriptors; use what the machine allows."""
+def _connections_that_fit(max_connections: int) -> int:
+    """Raise the limit of open files as far as the machine allows; returns how many clients they are enough for.
+
+    Every open stream takes two. Beyond that clients are told so at once: a process that has none left could not even
+    accept a connection to say it.
+    """
     needed = DESCRIPTORS_PER_REQUEST * max_connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = hard if hard != resource.RLIM_INFINITY else needed
@@ -365,3 +415,9 @@ def _raise_descriptor_limit(max_connections: int) -> None:
             needed,
             allowed,
         )
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return max_connections
+    # Under a limit as low as this nobody runs a gateway, but it should still say what is wrong.
+    spare = min(SPARE_DESCRIPTORS, soft // 2)
+    return max(1, (soft - spare) // DESCRIPTORS_PER_REQUEST)

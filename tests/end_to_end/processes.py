@@ -29,9 +29,11 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 class Process:
     """One `fairshare ...` process; keeps what it prints."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, open_files: int | None = None) -> None:
+        """`open_files`: how many it may have at most."""
+        limit = [] if open_files is None else ["sh", "-c", f'ulimit -n {open_files} && exec "$0" "$@"']
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "fairshare", *arguments],
+            [*limit, sys.executable, "-m", "fairshare", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
@@ -117,8 +119,8 @@ class EngineProcess(Process):
 class GatewayProcess(Process):
     """`fairshare serve`."""
 
-    def __init__(self, config: Path) -> None:
-        super().__init__("serve", "-c", str(config), "--log-format", "json")
+    def __init__(self, config: Path, *, open_files: int | None = None) -> None:
+        super().__init__("serve", "-c", str(config), "--log-format", "json", open_files=open_files)
         ready: dict[str, str] = json.loads(self.line(self.err, "is ready"))
         self.url = f"http://{ready['listen']}"
         self.admin_url = f"http://{ready['admin']}"

@@ -199,6 +199,59 @@ def test_a_pool_whose_last_engine_is_unreachable_has_none_and_says_so() -> None:
     run(scenario())
 
 
+def test_a_last_engine_that_answers_again_is_taken_back_at_once_however_often_it_failed() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine(), two=FakeEngine())
+        world = World(network, pool_spec("one", "two"))
+        await world.supervisor.start()
+        for seconds in (20, 20, 20, 20, 1):  # it is out for 16 s in the end
+            network["one"].silent = Failure.UNREACHABLE
+            await world.rounds(FAILURES_TO_TAKE_OUT)
+            network["one"].silent = None
+            await world.rounds(seconds)
+        assert set(world.driver.accepting) == {"http://two"}
+        network["two"].silent = Failure.UNREACHABLE
+        await world.rounds(FAILURES_TO_TAKE_OUT)
+        assert set(world.driver.accepting) == {"http://one"}
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_connections_that_the_data_path_cannot_make_take_an_engine_out_before_its_next_check() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine(), two=FakeEngine())
+        world = World(network, pool_spec("one", "two"))
+        await world.supervisor.start()
+        for _ in range(FAILURES_TO_TAKE_OUT - 1):
+            world.supervisor.connection_failed("http://one", Failure.UNREACHABLE, "the connection is refused")
+        assert len(world.driver.accepting) == 2
+        world.supervisor.connection_failed("http://one", Failure.UNREACHABLE, "the connection is refused")
+        assert set(world.driver.accepting) == {"http://two"}
+        assert world.pool.capacity == 8
+        await world.rounds(2)  # the engine answers its checks
+        assert len(world.driver.accepting) == 2
+        world.supervisor.connection_failed("http://gone", Failure.UNREACHABLE, "")
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_the_last_engine_is_out_for_no_longer_than_until_it_answers_a_check() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine())
+        world = World(network, pool_spec("one"))
+        await world.supervisor.start()
+        for _ in range(6):
+            for _ in range(FAILURES_TO_TAKE_OUT):
+                world.supervisor.connection_failed("http://one", Failure.UNREACHABLE, "the connection is refused")
+            await world.rounds(1)
+            assert set(world.driver.accepting) == {"http://one"}
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
 def test_a_last_engine_that_is_only_too_slow_keeps_its_requests_and_that_is_said() -> None:
     async def scenario() -> None:
         network = FakeNetwork(one=FakeEngine(), two=FakeEngine())

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import secrets
 import socket
+import sys
 from collections import deque
 from math import ceil
 from typing import Any, cast
@@ -23,7 +24,7 @@ from fairshare.gateway.exchange import Exchange, Upload
 from fairshare.gateway.identity import Directory, Identity
 from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.options import Address, Limits
-from fairshare.gateway.ports import Outcome, RequestRecord
+from fairshare.gateway.ports import Admission, Outcome, RequestRecord
 from fairshare.wire.body import inspect_body
 from fairshare.wire.endpoints import BodyKind, Endpoint, Family, Kind, find_endpoint
 from fairshare.wire.headers import (
@@ -239,7 +240,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(
                 problem_response(
                     TOO_MANY_CONNECTIONS,
-                    f"The gateway has {self._port.limits.max_connections} connections open, its limit. Try again.",
+                    f"The gateway has {self._port.connection_limit} connections open, its limit. Try again.",
                     keep_alive=False,
                 )
             )
@@ -632,7 +633,12 @@ class ClientConnection(asyncio.Protocol):
                     self._port.driver.submit_unqueued(exchange)
         except RequestProblem as problem:
             self._port.record(incoming, status=problem.problem.status, reason=problem.problem.code)
-            self.answer_problem(problem.problem, problem.message, param=problem.param)
+            self.answer_problem(
+                problem.problem,
+                problem.message,
+                param=problem.param,
+                retry_after_seconds=problem.retry_after_seconds,
+            )
 
     def _answer(self, incoming: Incoming, status: int, lines: bytes, body: bytes) -> None:
         keep_alive = incoming.keep_alive and not self._port.draining
@@ -675,14 +681,23 @@ class DataPort:
     """Listens for clients, knows their keys, and hands what they ask for to the driver."""
 
     def __init__(
-        self, *, driver: PoolDriver, directory: Directory, limits: Limits | None = None, sweep_seconds: float = 1.0
+        self,
+        *,
+        driver: PoolDriver,
+        directory: Directory,
+        admission: Admission | None = None,
+        limits: Limits | None = None,
+        sweep_seconds: float = 1.0,
     ) -> None:
-        """`sweep_seconds`: how often timeouts are looked at; they are late by at most that."""
+        """`admission`: limits and budgets; None: there are none. `sweep_seconds`: how often timeouts are looked at; they are late by at most that."""
         self.driver = driver
         self.directory = directory
+        self.admission = admission
         self.limits = limits or Limits()
         self.counters = driver.counters
         self.draining = False
+        self.descriptors_allow = sys.maxsize
+        """As many connections as the process may have open files for."""
         self._sweep_seconds = sweep_seconds
         self._failed_logins = FailedLogins()
         self._connections: set[ClientConnection] = set()
@@ -771,13 +786,18 @@ class DataPort:
 
     # ------------------------------------------------------------------ its connections
 
+    @property
+    def connection_limit(self) -> int:
+        """How many clients may be connected: beyond it the operating system would refuse files to requests."""
+        return min(self.limits.max_connections, self.descriptors_allow)
+
     def opened(self, connection: ClientConnection) -> bool:
         """A client connected; False: there are too many."""
         self._connections.add(connection)
         self._all_closed.clear()
         self.counters.connections_total += 1
         self.counters.open_connections += 1
-        if len(self._connections) > self.limits.max_connections:
+        if len(self._connections) > self.connection_limit:
             self.counters.connections_refused_total += 1
             return False
         return True
@@ -895,6 +915,15 @@ class DataPort:
             body_bytes=len(body) if upload is None else READ_AHEAD_BYTES,
             recallable=upload is None and not facts.stateful,
         )
+        reservation = None
+        if self.admission is not None:
+            reservation = self.admission.admit(
+                identity,
+                model=model,
+                prompt_tokens=facts.estimated_prompt_tokens,
+                max_tokens=None if facts.max_tokens is None else facts.max_tokens * facts.slots,
+                cost=home.spec.cost if endpoint.takes_slots else None,
+            )
         exchange = Exchange(
             driver=self.driver,
             client=client,
@@ -913,6 +942,7 @@ class DataPort:
             arrived_at=incoming.arrived_at,
             arrived_wall_at=incoming.arrived_wall_at,
             received_at=self.driver.clock(),
+            reservation=reservation,
         )
         return exchange, endpoint.takes_slots
 

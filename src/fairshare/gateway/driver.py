@@ -7,7 +7,7 @@ Everything runs on the event loop's thread. A request is known to its home queue
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from fairshare import clock as clocks
 from fairshare.clock import Clock
 from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Recall, Refused, Request, Send
 from fairshare.gateway.affinity import PrefixMemory, ResponseMemory
+from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.options import Balance, InstanceSpec, PoolSpec
 from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
 from fairshare.gateway.priority_watch import PriorityWatch
@@ -181,6 +182,10 @@ class DrivenPool:
             connections.retire()
 
 
+def _nobody_is_told(pool: str, instance_id: str, failure: Failure, detail: str) -> None:
+    """Without a supervisor."""
+
+
 class PoolDriver:
     """Owns the queues, and every request from its arrival to its end."""
 
@@ -192,6 +197,8 @@ class PoolDriver:
         self.counters = Counters()
         self.watch = PriorityWatch()
         """Sees every request that an engine is told a priority for."""
+        self.on_unreachable: Callable[[str, str, Failure, str], None] = _nobody_is_told
+        """Told of every failed attempt to connect: pool, instance, how it failed, what was found."""
         self._recorder = recorder
         self._pools: dict[str, DrivenPool] = {}
         self._by_model: dict[str, DrivenPool] = {}
@@ -261,7 +268,12 @@ class PoolDriver:
         if connections is None or connections.spec != spec:
             if connections is not None:
                 connections.retire()
-            connections = InstanceConnections(spec, counters=self.counters, coarse=self.coarse)
+            connections = InstanceConnections(
+                spec,
+                counters=self.counters,
+                coarse=self.coarse,
+                unreachable=lambda failure, detail: self.on_unreachable(pool, spec.id, failure, detail),
+            )
             driven.instances[instance.id] = connections
         if instance.accepting:
             driven.accepting[instance.id] = connections

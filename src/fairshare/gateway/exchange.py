@@ -19,7 +19,7 @@ from fairshare.core.decisions import Recall, Refused, Request, Send
 from fairshare.core.priority import Standing
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver
 from fairshare.gateway.identity import Identity
-from fairshare.gateway.ports import Outcome, RequestRecord
+from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.gateway.upstream import Loss, UpstreamConnection
 from fairshare.wire.body import BodyFacts, rewrite_body
 from fairshare.wire.endpoints import Endpoint
@@ -34,6 +34,7 @@ from fairshare.wire.prefix import prefix_keys
 from fairshare.wire.problems import (
     INTERNAL_ERROR,
     NO_INSTANCE,
+    TOO_MANY_CONNECTIONS,
     UPSTREAM_BROKE,
     UPSTREAM_TIMEOUT,
     UPSTREAM_UNREACHABLE,
@@ -169,6 +170,7 @@ class Exchange:
         "_priority",
         "_recalls",
         "_received_at",
+        "_reservation",
         "_retries",
         "_sent_at",
         "_serving",
@@ -214,6 +216,7 @@ class Exchange:
         arrived_at: float,
         arrived_wall_at: float,
         received_at: float,
+        reservation: Reservation | None,
     ) -> None:
         self._driver = driver
         self._client = client
@@ -255,6 +258,7 @@ class Exchange:
         self._cost = home.spec.cost
         self.ends_at = arrived_at + self._timeouts.longest_request_seconds
 
+        self._reservation = reservation
         self._ended = False
         self._serving = home
         self._standing: Standing | None = None
@@ -445,7 +449,9 @@ class Exchange:
         """The engine's answer will never be complete."""
         self._connection = None
         self._connecting = None
-        if self.began:
+        if loss is Loss.NO_DESCRIPTOR:
+            self.fail(TOO_MANY_CONNECTIONS, f"The gateway can open no more connections ({detail}). Try again.")
+        elif self.began:
             self.fail(UPSTREAM_BROKE, "The engine's answer ended before it was complete. Try again.")
         elif anything_came or loss is Loss.GARBAGE:
             self.fail(UPSTREAM_BROKE, f"The engine's answer made no sense or ended early: {detail}. Try again.")
@@ -695,6 +701,8 @@ class Exchange:
         )
         if outcome is Outcome.FAILED:
             log.warning("request %s to %s failed: %s %s", self._id, self.instance_id, reason, detail)
+        if self._reservation is not None:
+            self._reservation.end(record.prompt_tokens + record.completion_tokens)
         self._driver.ended(self, record)
 
     def _measure(self, usage: Usage, now: float) -> None:

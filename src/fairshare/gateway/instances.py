@@ -85,6 +85,11 @@ class InstanceHealth:
     out_until: float = 0.0
     fit_since: float = 0.0
 
+    @property
+    def answers(self) -> bool:
+        """Its last check was answered well; it may still have to stay out for a while."""
+        return self.failure is None and self.times_out > 0
+
     def succeeded(self, now: float) -> None:
         """A check was answered well."""
         self.failures = 0
@@ -234,6 +239,14 @@ class InstanceSupervisor:
         if self._watched.get(instance_id) is watched:  # not removed meanwhile
             self._settle()
 
+    def connection_failed(self, instance_id: str, failure: Failure, trouble: str) -> None:
+        """The data path could not connect to an instance: counts as a failed check, and is quicker than one."""
+        watched = self._watched.get(instance_id)
+        if watched is not None and watched.health.fit:
+            self._failed(watched, failure, trouble)
+            if not watched.health.fit:
+                self._settle()
+
     async def _check_all(self, many: Iterable[_Watched]) -> None:
         await asyncio.gather(*(self._ask_health(watched) for watched in many))
         self._settle()
@@ -319,8 +332,11 @@ class InstanceSupervisor:
             self._watch.know(watched.spec.id, seats=watched.seats if watched.load.schedulers == 1 else None)
 
     def _those_accepting(self) -> set[str]:
-        """The fit instances; when there is none, those that are only too slow: taking out the last one helps nobody."""
+        """The fit instances; when there is none, those that answer again and only have not been out long enough; when
+        there is none of these, those that are only too slow: taking out the last one helps nobody.
+        """
         fit = {instance_id for instance_id, watched in self._watched.items() if watched.health.fit}
+        fit = fit or {instance_id for instance_id, watched in self._watched.items() if watched.health.answers}
         if fit:
             return fit
         return {

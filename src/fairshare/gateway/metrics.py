@@ -90,7 +90,13 @@ CONNECTIONS_REFUSED = MetricSpec(
     "fairshare_connections_refused_total",
     "counter",
     (),
-    "Connections that got a 503 because max_connections were open.",
+    "Connections that got a 503 because max_connections were open, or as many as open files allow.",
+)
+DESCRIPTORS_EXHAUSTED = MetricSpec(
+    "fairshare_descriptors_exhausted_total",
+    "counter",
+    (),
+    "Requests that got a 503 because the process may not open another file.",
 )
 BAD_REQUESTS = MetricSpec(
     "fairshare_bad_requests_total",
@@ -127,6 +133,7 @@ METRICS: tuple[MetricSpec, ...] = (
     INSTANCE_UP,
     CONNECTIONS,
     CONNECTIONS_REFUSED,
+    DESCRIPTORS_EXHAUSTED,
     BAD_REQUESTS,
     UPSTREAM_CONNECTIONS,
     STORE_UP,
@@ -213,10 +220,13 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Scrape(self))
 
-    def configure(self, spec: GatewaySpec) -> None:
-        """The names that may be labels from now on. What was counted under other names stays until the restart."""
+    def configure(self, spec: GatewaySpec, accounts: Iterable[str] = ()) -> None:
+        """The names that may be labels from now on. What was counted under other names stays until the restart.
+
+        `accounts`: teams beyond those of the configuration.
+        """
         self._pools = frozenset(pool.name for pool in spec.pools)
-        self._teams = frozenset(team.name for team in spec.teams).union(*(pool.shares for pool in spec.pools))
+        self._teams = frozenset(team.name for team in spec.teams).union(accounts, *(pool.shares for pool in spec.pools))
 
     def finished(self, record: RequestRecord) -> None:
         pool = record.pool if record.pool in self._pools else ""
@@ -257,6 +267,7 @@ class Metrics:
         counters = self._read_counters()
         yield _gauge(CONNECTIONS, [((), counters.open_connections)])
         yield _counter(CONNECTIONS_REFUSED, [((), counters.connections_refused_total)])
+        yield _counter(DESCRIPTORS_EXHAUSTED, [((), counters.descriptors_exhausted_total)])
         yield _counter(BAD_REQUESTS, [((), counters.bad_requests_total)])
         yield _gauge(UPSTREAM_CONNECTIONS, [((), counters.upstream_connections)])
         ledgers = [ledger for ledger in (self._read_ledger(),) if ledger is not None]

@@ -7,6 +7,8 @@ from typing import Protocol
 import msgspec
 
 from fairshare.core.priority import ServiceClass, Standing
+from fairshare.gateway.identity import Identity
+from fairshare.wire.usage import CostWeights
 
 
 class Outcome(StrEnum):
@@ -98,6 +100,28 @@ class Recorder(Protocol):
         ...
 
 
+class Reservation(Protocol):
+    """What an admitted request holds of limits and budgets until it ends."""
+
+    def end(self, tokens: float) -> None:
+        """It has ended, exactly once, and took so many tokens (prompt and completion)."""
+        ...
+
+
+class Admission(Protocol):
+    """Limits and budgets: whether a request may go on. Decides at once, on the event loop."""
+
+    def admit(
+        self, identity: Identity, *, model: str, prompt_tokens: int, max_tokens: int | None, cost: CostWeights | None
+    ) -> Reservation:
+        """Let a request in. `cost`: what its pool charges; None: it is charged nothing.
+
+        Raises:
+            RequestProblem: a limit or budget is in the way.
+        """
+        ...
+
+
 class Recorders:
     """Hands every record to several recorders."""
 
@@ -125,7 +149,9 @@ class Counters:
 
     connections_total: int = 0
     connections_refused_total: int = 0
-    """Connections that got a 503 because `max_connections` were open."""
+    """Connections that got a 503 because `max_connections` were open, or as many as open files allow."""
+    descriptors_exhausted_total: int = 0
+    """Requests that got a 503 because the process may not open another file."""
     bad_requests_total: int = 0
     """Connections closed because what came was not HTTP/1.1, or its head was too long or too slow."""
     open_connections: int = 0

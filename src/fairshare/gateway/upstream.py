@@ -5,7 +5,9 @@ that one read brought, and whether the answer is complete. Nothing here knows ab
 """
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol, cast
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.options import InstanceSpec
 from fairshare.gateway.ports import CoarseTime, Counters
 from fairshare.wire.headers import ResponseHeaders, read_response_headers
@@ -33,6 +36,9 @@ Headers = list[tuple[bytes, bytes]]
 
 class Loss(StrEnum):
     """Why an answer will never be complete."""
+
+    NO_DESCRIPTOR = "no_descriptor"
+    """No connection was made because the gateway may not open another file: no fault of the engine's."""
 
     UNREACHABLE = "unreachable"
     """No connection was made: refused, timed out, or the name does not resolve."""
@@ -290,7 +296,15 @@ class UpstreamConnection(asyncio.Protocol):
 class InstanceConnections:
     """The connections to one instance."""
 
-    def __init__(self, spec: InstanceSpec, *, counters: Counters, coarse: CoarseTime) -> None:
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        *,
+        counters: Counters,
+        coarse: CoarseTime,
+        unreachable: Callable[[Failure, str], None] | None = None,
+    ) -> None:
+        """`unreachable` is told of every attempt to connect that failed by the engine's fault."""
         url = urlsplit(spec.url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"instance must be http://host:port, got {spec.url!r}")
@@ -302,6 +316,7 @@ class InstanceConnections:
         self._tls = url.scheme == "https"
         self._port = url.port or (443 if self._tls else 80)
         self.known_head = HeadMemory[tuple[int, ResponseHeaders]]()
+        self._unreachable = unreachable
         self._counters = counters
         self._coarse = coarse
         self._idle: list[UpstreamConnection] = []
@@ -342,8 +357,7 @@ class InstanceConnections:
             raise
         except (OSError, TimeoutError) as error:
             connection.abort()
-            detail = str(error) or f"no connection within {timeout_seconds:g} s"
-            listener.lost(Loss.UNREACHABLE, anything_came=False, reused=False, detail=detail)
+            self._not_connected(listener, error, timeout_seconds)
         else:
             try:
                 listener.connected(connection)
@@ -351,6 +365,17 @@ class InstanceConnections:
                 log.exception("could not use a connection to %s", self.id)
                 connection.abort()
                 listener.fault()
+
+    def _not_connected(self, listener: Listener, error: OSError, timeout_seconds: float) -> None:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            self._counters.descriptors_exhausted_total += 1
+            listener.lost(Loss.NO_DESCRIPTOR, anything_came=False, reused=False, detail=os.strerror(error.errno))
+            return
+        slow = isinstance(error, TimeoutError)
+        detail = str(error) or f"no connection within {timeout_seconds:g} s"
+        listener.lost(Loss.UNREACHABLE, anything_came=False, reused=False, detail=detail)
+        if self._unreachable is not None and not self._retired:
+            self._unreachable(Failure.TOO_SLOW if slow else Failure.UNREACHABLE, detail)
 
     def retire(self) -> None:
         """The instance is gone: idle connections are closed, the others when their answer is complete."""
