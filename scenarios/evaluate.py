@@ -9,6 +9,7 @@ Runs every scenario in this directory that the template names, under every polic
     @teams NAME POLICY      the table of teams under one policy
     @alone NAME             times to first token with the others and without them
     @summary                all scenarios under hold+recall, against the targets
+    @roundtrip              what it costs that a freed seat is refilled one step later
     {NAME POLICY FIELD}     one figure of the (first) pool, for example {burst-s1 pass worst_shortfall_points}
 """
 
@@ -22,12 +23,13 @@ from typing import Any
 
 import msgspec
 
-from fairshare.simulator import report, traces
+from fairshare.simulator import measures, report, traces
 from fairshare.simulator.plots import draw
 from fairshare.simulator.policies import PolicyName, parse_policies
 from fairshare.simulator.report import Figures, PoolFigures
 from fairshare.simulator.runner import compare
-from fairshare.simulator.scenario import Scenario, load
+from fairshare.simulator.scenario import Scenario, load, parse
+from fairshare.simulator.world import World
 
 HERE = Path(__file__).resolve().parent
 TEMPLATE = HERE / "evaluation.md.in"
@@ -84,6 +86,8 @@ class Page:
                 return self.alone(words[0])
             case "summary":
                 return self.summary()
+            case "roundtrip":
+                return round_trip()
             case _:
                 raise ValueError(f"{TEMPLATE}: there is no @{command}")
 
@@ -155,6 +159,47 @@ class Page:
     def fill(self, template: str) -> str:
         text = COMMAND.sub(lambda match: self.answer(match[1], match[2].split()), template)
         return FIGURE.sub(lambda match: self.value(*match.groups()), text)
+
+
+ROUND_TRIP = """
+title: round trip
+duration: {duration}
+warm_up: 10s
+window: 5s
+pools: [{{capacity: {capacity}, engines: {{max_num_seqs: 16, headroom: {headroom}}}}}]
+teams:
+  - {{name: owner, share: 1/2, loads: [{{clients: 8, on: 5s, off: 25s, start: 20s, prompt: 20, output: {output}}}]}}
+  - {{name: borrower, share: 1/2, loads: [{{clients: 64, prompt: 20, output: {output}}}]}}
+"""
+
+
+def round_trip() -> str:
+    """Output tokens against FCFS with 16 seats, for short, usual and long answers."""
+    rows: list[tuple[str, ...]] = []
+    settings = ((16, 1, OURS), (16, 2, OURS), (17, 2, OURS), (18, 2, OURS))
+    for mean, output, duration in ((10, "5-15", "5m"), (100, "50-150", "5m"), (1000, "500-1500", "20m")):
+
+        def run(capacity: int, headroom: int, policy: PolicyName, output: str = output, duration: str = duration) -> Any:
+            text = ROUND_TRIP.format(capacity=capacity, headroom=headroom, output=output, duration=duration)
+            return World(parse(text), policy).run()
+
+        fcfs = report.useful_tokens(run(16, 1, PolicyName.FCFS))
+        for capacity, headroom, policy in settings:
+            outcome = run(capacity, headroom, policy)
+            pool = outcome.pools[0]
+            running = sum(map(sum, pool.windows.slot_seconds)) / sum(pool.windows.lengths)
+            returns = [seconds for _, seconds in pool.teams["owner"].returns]
+            rows.append(
+                (
+                    f"{mean:,}",
+                    str(capacity),
+                    str(16 * headroom),
+                    report.percent_text(report.useful_tokens(outcome) / fcfs),
+                    report.number_text(running, 1),
+                    report.seconds_text(measures.percentile(returns, 99)),
+                )
+            )
+    return table(("mean output", "C", "max_num_seqs", "output against fcfs", "running", "reclaim p99"), rows)
 
 
 def anchor(scenario: Scenario) -> str:

@@ -1,6 +1,6 @@
 """One scenario three ways: our simulator, the simulator's world on vLLM's scheduler class, a real vLLM server.
 
-The load is that of `burst.py`: a sends 100 requests at once, b comes a quarter of a second later and keeps 16 in flight.
+The load is that of `burst.py`: a sends 100 requests at once, b comes a quarter of a second later with 16 in flight.
 """
 
 import json
