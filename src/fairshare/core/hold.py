@@ -340,6 +340,8 @@ class HoldQueue:
         self._cost_units_per_slot = _Mean()
         self._aborting: dict[str, deque[tuple[str, int]]] = {}
         self._abort_ends: deque[tuple[float, str, int]] = deque()
+        self._came_due = False
+        """Whether time alone changed something in this event."""
         now = pool.begin()
         self._waste_slot_seconds = self._waste_limit()
         self._waste_at = now
@@ -579,9 +581,14 @@ class HoldQueue:
             not team.held
             and not team.wide_slots
             and not team.credit_slot_seconds
+            and not self._waits_for_time()
             and self._generation == self._pool.generation
             and self._options.borrow_order is BorrowOrder.LEVEL_FAIRSHARE
         )
+
+    def _waits_for_time(self) -> bool:
+        """Whether seats, turns or wide requests may have come due, so that others may go in this event too."""
+        return bool(self._came_due or self._abort_ends or self._wide_due or self._turn_debt_slot_seconds)
 
     def _goes_at_once(self, team: _TeamQueue, request: Request) -> bool:
         """Whether it is what most requests are: an owner's, with nothing of its team held. Decides as `_pump` would."""
@@ -599,7 +606,7 @@ class HoldQueue:
             and request.slots == 1
             and not self._changed
             and not team.wide_waits
-            and not self._turn_debt_slot_seconds
+            and not self._waits_for_time()
             and self._fallback is None
             and self._generation == self._pool.generation
             and team.whole_slots <= team.counted_slots()
@@ -644,6 +651,7 @@ class HoldQueue:
     def _due(self, now: float) -> list[Decision]:
         """What time alone brings: seats of recalled requests, and requests that waited too long."""
         decisions: list[Decision] = []
+        self._came_due = False
         if not self._held and not self._abort_ends:
             return decisions
         self._end_aborts(now)
@@ -654,6 +662,7 @@ class HoldQueue:
                 break
             waited = now - entry.held_since
             self._drop(entry, now)
+            self._came_due = True
             decisions.append(self._refused(entry.request.id, RefusalReason.HELD_TOO_LONG, waited, limit))
         return decisions
 
@@ -661,6 +670,7 @@ class HoldQueue:
         while self._abort_ends and self._abort_ends[0][0] <= now:
             _, instance_id, slots = self._abort_ends.popleft()
             self._instances.abort_ended(instance_id, slots)
+            self._came_due = True
 
     # ------------------------------------------------------------------ deciding
 
@@ -956,6 +966,8 @@ class HoldQueue:
         above_slots = team.state.in_flight_slots - team.turn_slots - team.whole_slots
         for entry in reversed(team.recallable.values()):
             slots = entry.request.slots
+            if now - entry.sent_at > self._waste_slot_seconds:
+                break  # those sent before it would throw away even more
             if (
                 entry.kind is not SendKind.TURN
                 and slots <= above_slots
