@@ -1134,6 +1134,24 @@ def test_a_guest_is_ordered_as_its_home_orders_it() -> None:
     assert spare.release(*(f"S{n}" for n in range(1, 7))) == [f"borrow A{n}" for n in (2, 7, 3, 8, 4, 9)]
 
 
+def test_a_guest_has_the_standing_that_its_team_has_there() -> None:
+    spare = Desk(4, {"S": "3/4", "A": "1/4"}, name="spare", instances=two_instances(2))
+    desk = Desk(1, {"A": 1}, fallback=spare)
+    spare.submit("S", 4)
+    desk.submit("A")
+    desk.submit("A", of=BATCH, estimated_tokens=7)
+    spare.time.now = 2.0
+    assert spare.release("S1") == ["own A2 @e0"]
+    guest = spare.sends["A2"]
+    assert (guest.priority, guest.standing, guest.held_seconds) == (1, Standing.WITHIN_SHARE, 2.0)
+    assert [stat.in_flight_tokens for stat in spare.pool.snapshot()] == [7, 0]
+    assert desk.submit("A", slots=2) == ["hold A3"]
+    assert spare.release("S2") == []  # two slots must fit in a pool that is not its own
+    assert spare.release("S3") == ["borrow A3 @e1"]
+    assert (spare.sends["A3"].priority, spare.sends["A3"].standing) == (10, Standing.BORROWING)
+    assert spare.in_flight("A") == 3
+
+
 def test_without_an_instance_of_its_own_a_pool_uses_its_fallback() -> None:
     spare = Desk(2, {"S": 1}, name="spare")
     desk = Desk(0, HALVES, instances=[], fallback=spare)
