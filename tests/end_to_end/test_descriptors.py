@@ -1,5 +1,6 @@
 """Descriptors run out: clients are told so, it is counted, and when there are some again all goes on."""
 
+import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -57,15 +58,11 @@ def test_when_the_last_file_is_gone_requests_are_answered_503_and_no_engine_is_b
         highest = max(int(path.name) for path in Path(f"/proc/{gateway.pid}/fd").iterdir())
         hard = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
-        body = b'{"model":"small","max_tokens":2,"messages":[]}'
-        head = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
-        )
-        answers: list[bytes] = []
+        body = json.dumps(CHAT).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n" % key(written)
         for client in clients:
-            client.sendall(head % (key(written), len(body)) + body)
-        for client in clients:
-            answers.append(client.recv(65536))
+            client.sendall(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        answers = [client.recv(65536) for client in clients]
         assert all(answer.startswith((b"HTTP/1.1 503 ", b"HTTP/1.1 200 ")) for answer in answers), answers
         assert any(b'"too_many_connections"' in answer for answer in answers)
         resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (hard, hard))

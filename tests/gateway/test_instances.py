@@ -252,6 +252,20 @@ def test_the_last_engine_is_out_for_no_longer_than_until_it_answers_a_check() ->
     run(scenario())
 
 
+def test_an_engine_that_we_have_no_file_left_to_ask_is_not_blamed() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine())
+        world = World(network, pool_spec("one"))
+        await world.supervisor.start()
+        network["one"].silent = Failure.NOT_ASKED
+        await world.rounds(10)
+        assert set(world.driver.accepting) == {"http://one"}
+        assert "instance-out" not in world.ids()
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
 def test_a_last_engine_that_is_only_too_slow_keeps_its_requests_and_that_is_said() -> None:
     async def scenario() -> None:
         network = FakeNetwork(one=FakeEngine(), two=FakeEngine())

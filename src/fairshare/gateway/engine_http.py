@@ -4,6 +4,7 @@ Health checks, scrapes and the probe must work when the data path is full, so th
 """
 
 import asyncio
+import errno
 import ssl
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,6 +29,9 @@ class Failure(StrEnum):
 
     TOO_SLOW = "too slow"
     """It took longer than it was given."""
+
+    NOT_ASKED = "not asked"
+    """We could not ask: the process may not open another file. It says nothing about the engine."""
 
     BROKEN = "broken"
     """It closed the connection early, or what it sent is not HTTP."""
@@ -98,6 +102,8 @@ async def ask(
     except ConnectionRefusedError as error:
         raise EngineSilent(Failure.UNREACHABLE, "the connection is refused") from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise EngineSilent(Failure.NOT_ASKED, "fairshare may not open another file") from error
         raise EngineSilent(Failure.UNREACHABLE, (error.strerror or str(error)).lower()) from error
 
 

@@ -257,7 +257,8 @@ class InstanceSupervisor:
         try:
             answer = await self._ask("GET", f"{spec.url}/health", api_key=spec.api_key, timeout_seconds=ASK_SECONDS)
         except EngineSilent as silent:
-            self._failed(watched, silent.failure, silent.detail)
+            if silent.failure is not Failure.NOT_ASKED:
+                self._failed(watched, silent.failure, silent.detail)
             return
         if answer.status != 200:
             # vLLM answers 503 when its engine process has died; nothing it answers then is an answer.
