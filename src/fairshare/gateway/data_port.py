@@ -689,7 +689,10 @@ class DataPort:
         limits: Limits | None = None,
         sweep_seconds: float = 1.0,
     ) -> None:
-        """`admission`: limits and budgets; None: there are none. `sweep_seconds`: how often timeouts are looked at; they are late by at most that."""
+        """`admission`: limits and budgets; None: there are none.
+
+        `sweep_seconds`: how often timeouts are looked at; they are late by at most that.
+        """
         self.driver = driver
         self.directory = directory
         self.admission = admission

@@ -28,6 +28,11 @@ class Identity:
     """The most the key may ask for."""
     models: frozenset[str] | None = None
     """Client model names it may use; None: all."""
+    organisation: str = ""
+    project: str = ""
+    tag: str = ""
+    owners: tuple[str, ...] = ()
+    """Whose limits and budgets bound it, as `team:search`, from the key up."""
 
 
 class Directory(Protocol):

@@ -43,6 +43,10 @@ UNSUPPORTED_MEDIA_TYPE = Problem("unsupported_media_type", 415, _CALLER)
 HEADERS_TOO_LARGE = Problem("headers_too_large", 431, _CALLER)
 QUEUE_FULL = Problem("queue_full", 429, _RATE, retry_after_seconds=1)
 TOO_MANY_FAILED_LOGINS = Problem("too_many_failed_logins", 429, _RATE, retry_after_seconds=10)
+RATE_LIMITED = Problem("rate_limited", 429, _RATE, retry_after_seconds=1)
+TOO_MANY_IN_FLIGHT = Problem("too_many_in_flight", 429, _RATE, retry_after_seconds=1)
+BUDGET_EXHAUSTED = Problem("budget_exhausted", 429, _RATE, retry_after_seconds=3600)
+"""`Retry-After` says when the budget starts again, where it does."""
 INTERNAL_ERROR = Problem("internal_error", 500, _SERVER)
 """A fault of fairshare itself."""
 UPSTREAM_UNREACHABLE = Problem("upstream_unreachable", 502, _SERVER, retry_after_seconds=1)
@@ -66,6 +70,9 @@ PROBLEMS: tuple[Problem, ...] = (
     HEADERS_TOO_LARGE,
     QUEUE_FULL,
     TOO_MANY_FAILED_LOGINS,
+    RATE_LIMITED,
+    TOO_MANY_IN_FLIGHT,
+    BUDGET_EXHAUSTED,
     INTERNAL_ERROR,
     UPSTREAM_UNREACHABLE,
     UPSTREAM_BROKE,
@@ -79,13 +86,16 @@ PROBLEMS: tuple[Problem, ...] = (
 
 
 class RequestProblem(CallerError):
-    """A request that cannot be served as it is: the problem to answer with, and which parameter is wrong."""
+    """A request that cannot be served as it is: the problem to answer with, which parameter is wrong, when to retry."""
 
-    def __init__(self, problem: Problem, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, problem: Problem, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(message)
         self.problem = problem
         self.message = message
         self.param = param
+        self.retry_after_seconds = retry_after_seconds
 
 
 def missing_model(models: Iterable[str]) -> RequestProblem:

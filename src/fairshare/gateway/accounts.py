@@ -1,0 +1,302 @@
+"""The store's accounts as the data path sees them: keys by hash, and the gate of limits and budgets, all in memory.
+
+One task looks for changes twice a second. While the store is away, what was read last stays in force.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from fairshare.accounts.gate import DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.service import Tree
+from fairshare.clock import Clock
+from fairshare.core.priority import ServiceClass
+from fairshare.gateway.identity import Identity
+from fairshare.gateway.ledger import Ledger, Names
+from fairshare.gateway.ports import RequestRecord
+from fairshare.storage.accounts import AccountStore, LiveKey, Rules
+from fairshare.storage.database import StoreUnavailable
+from fairshare.storage.ledger import LedgerStore
+from fairshare.wire.problems import (
+    BUDGET_EXHAUSTED,
+    RATE_LIMITED,
+    TOO_MANY_IN_FLIGHT,
+    Problem,
+    RequestProblem,
+)
+from fairshare.wire.usage import CostWeights, Usage
+
+log = logging.getLogger("fairshare.accounts")
+
+POLL_SECONDS = 0.5
+"""How often it looks for changes; they are in force within a second."""
+
+COLUMN_OF = {"key": "key_id", "project": "project", "team": "team", "organisation": "organisation"}
+"""Kind of owner → column of the account."""
+
+
+class LiveAccounts:
+    """The keys of the configuration and of the store (a `Directory`), and what bounds them (it is a `Recorder` too)."""
+
+    def __init__(
+        self,
+        accounts: AccountStore,
+        ledger_store: LedgerStore,
+        ledger: Ledger,
+        *,
+        configured: Mapping[bytes, Identity],
+        wall: Clock,
+        ticked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ticked`: called after every look at the store, on the event loop."""
+        self._accounts = accounts
+        self._ledger_store = ledger_store
+        self._ledger = ledger
+        self._configured = dict(configured)
+        self._wall = wall
+        self._ticked = ticked
+        self._gate = Gate(told=self._tell)
+        self._version = -1
+        self._keys_version = 0
+        self._tree = Tree(())
+        self._live: dict[bytes, LiveKey] = {}
+        self._identities: dict[bytes, tuple[Identity, float]] = {}
+        """Key → who it is, and until when (wall clock). Made when a key is first seen, gone when anything changes."""
+        self._by_key_id: dict[str, Identity] = {}
+        self._seen: dict[str, bytes] = {}
+        """Key id → what was shown for it last."""
+        self._is_away = False
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ directory
+
+    def find(self, sha256: bytes) -> Identity | None:
+        found = self._identities.get(sha256)
+        if found is None:
+            found = self._identified(sha256)
+            if found is None:
+                return None
+            self._identities[sha256] = found
+            self._by_key_id[found[0].key_id] = found[0]
+            self._seen[found[0].key_id] = sha256
+        identity, ends_at = found
+        return identity if self._wall() < ends_at else None
+
+    def replace(self, identities: Mapping[bytes, Identity]) -> None:
+        """The keys of the configuration are others."""
+        self._configured = dict(identities)
+        self._identities.clear()
+
+    def names(self, key_id: str) -> Names | None:
+        """What the account calls the owner of a key."""
+        identity = self._by_key_id.get(key_id)
+        if identity is None:
+            return None
+        return Names(organisation=identity.organisation, team=identity.team, project=identity.project, tag=identity.tag)
+
+    def teams(self) -> list[str]:
+        """Every team of the store."""
+        return [node.path for node in self._tree.nodes if node.kind == "team"]
+
+    # ------------------------------------------------------------------ gate
+
+    def admit(
+        self,
+        identity: Identity,
+        *,
+        model: str,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        cost: CostWeights | None,
+    ) -> Reservation:
+        """Let a request in. `cost`: what its pool charges; None: it is charged nothing.
+
+        Raises:
+            RequestProblem: a limit or budget is in the way.
+        """
+        completion_tokens = self._gate.expected_completion_tokens(model, max_tokens) if cost is not None else 0.0
+        usage = Usage(prompt_tokens, 0, round(completion_tokens))
+        answer = self._gate.admit(
+            identity.owners,
+            model=model,
+            tag=identity.tag,
+            tokens=prompt_tokens + completion_tokens,
+            cost_units=0.0 if cost is None else cost.cost_units(usage),
+            now=self._wall(),
+        )
+        if isinstance(answer, Denied):
+            raise RequestProblem(
+                _problem(answer.code), answer.message(), retry_after_seconds=answer.retry_after_seconds
+            )
+        return answer
+
+    def finished(self, record: RequestRecord) -> None:
+        identity = self._by_key_id.get(record.key_id)
+        if identity is not None:
+            self._gate.charged(
+                identity.owners,
+                model=record.model,
+                tag=identity.tag,
+                cost_units=record.cost_units,
+                completion_tokens=record.completion_tokens,
+                now=self._wall(),
+            )
+
+    def borrowing_teams(self) -> frozenset[str]:
+        """Teams that may only borrow now, because they are over a soft budget."""
+        return self._gate.borrowing_teams(self._wall())
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Read everything, and look for changes from now on. A store that does not answer is asked again."""
+        await self._look()
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def finding(self) -> str | None:
+        """What is wrong, for the status page."""
+        if self._is_away:
+            return "Keys, limits and budgets are as they were read last: the store does not answer."
+        return None
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            if await self._accounts.version() != self._version:
+                await self._load()
+            await self._count_budgets()
+            if self._is_away:
+                self._is_away = False
+                log.warning("The store answers again; keys, limits and budgets are up to date.")
+        except StoreUnavailable as error:
+            if not self._is_away:
+                self._is_away = True
+                log.error("%s; keys, limits and budgets stay as they were read last.", error)
+        except Exception:
+            # Looking must outlive whatever one look runs into.
+            log.exception("Reading the accounts failed inside fairshare; what was read last stays in force.")
+        self._ticked()
+
+    async def _load(self) -> None:
+        rules = await self._accounts.rules()
+        # Newer keys than these rules may come along; the next look reads them again.
+        async for page in self._accounts.keys_changed(since=self._keys_version):
+            for live in page:
+                sha256 = bytes.fromhex(live.sha256)
+                if live.key.revoked_at is None:
+                    self._live[sha256] = live
+                else:
+                    self._live.pop(sha256, None)
+                self._identities.pop(sha256, None)
+        self._take(rules)
+
+    def _take(self, rules: Rules) -> None:
+        self._tree = Tree(rules.nodes)
+        self._gate.load(rules, self._wall())
+        self._identities.clear()
+        # Requests that run are charged by key id, so what those ids stand for must be new too.
+        for sha256 in tuple(self._seen.values()):
+            self.find(sha256)
+        self._version = self._keys_version = rules.version
+
+    async def _count_budgets(self) -> None:
+        """Learn what budgets that are new here were charged already."""
+        for budget in self._gate.unknown_budgets():
+            kind, _, name = budget.owner.partition(":")
+            # From this mark on requests are counted as they end; up to it the store knows.
+            mark, before = self._ledger.mark(), budget.consumed
+            await self._ledger.flush()
+            consumed = await self._ledger_store.consumed(
+                column=COLUMN_OF[kind],
+                value=name,
+                model=budget.row.model,
+                tag=budget.row.tag,
+                since=budget.span.begins_at,
+                until_mark=mark,
+            )
+            budget.consumed += consumed - before
+            budget.known = True
+
+    # ------------------------------------------------------------------ inside
+
+    def _identified(self, sha256: bytes) -> tuple[Identity, float] | None:
+        configured = self._configured.get(sha256)
+        if configured is not None:
+            return self._configured_identity(configured), float("inf")
+        live = self._live.get(sha256)
+        if live is None:
+            return None
+        key = live.key
+        chain = self._tree.chain(key.node_id)
+        paths = {node.kind: node.path for node in chain}
+        identity = Identity(
+            key_id=key.id,
+            team=paths["team"],
+            service_class=ServiceClass[key.service_class.upper()],
+            models=_allowed(key.models, *(node.models for node in chain)),
+            organisation=paths["organisation"],
+            project=paths.get("project", ""),
+            tag=key.tag,
+            owners=(f"key:{key.id}", *(f"{node.kind}:{node.path}" for node in chain)),
+        )
+        ends_at = min(end for end in (key.expires_at, live.secret_expires_at, float("inf")) if end is not None)
+        return identity, ends_at
+
+    def _configured_identity(self, identity: Identity) -> Identity:
+        """A key of the configuration is bounded as its team is, if the store has that team."""
+        node = self._tree.find("team", identity.team)
+        if node is None:
+            return identity
+        chain = self._tree.chain(node.id)
+        return Identity(
+            key_id=identity.key_id,
+            team=identity.team,
+            service_class=identity.service_class,
+            models=_allowed(identity.models, *(node.models for node in chain)),
+            organisation=chain[-1].path,
+            owners=(f"key:{identity.key_id}", *(f"{node.kind}:{node.path}" for node in chain)),
+        )
+
+    @staticmethod
+    def _tell(passed: SoftPassed) -> None:
+        kind, _, name = passed.owner.partition(":")
+        log.warning(
+            "%s %r is over its soft budget %d: %g of %g cost units are used%s.",
+            kind,
+            name,
+            passed.budget_id,
+            passed.used_cost_units,
+            passed.soft_cost_units,
+            "; from now on it only borrows" if passed.borrows_only else "",
+        )
+
+
+def _allowed(*lists: "tuple[str, ...] | frozenset[str] | None") -> frozenset[str] | None:
+    """The models that every level allows; None: all."""
+    allowed: frozenset[str] | None = None
+    for models in lists:
+        if models is not None:
+            allowed = frozenset(models) if allowed is None else allowed & frozenset(models)
+    return allowed
+
+
+def _problem(code: DenialCode) -> Problem:
+    match code:
+        case DenialCode.RATE_LIMITED:
+            return RATE_LIMITED
+        case DenialCode.TOO_MANY_IN_FLIGHT:
+            return TOO_MANY_IN_FLIGHT
+        case DenialCode.BUDGET_EXHAUSTED:
+            return BUDGET_EXHAUSTED
+        case _:
+            assert_never(code)

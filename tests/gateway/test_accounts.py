@@ -1,0 +1,246 @@
+"""The store's accounts in a running gateway: keys come, go and expire; limits and budgets hold over restarts."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairshare.accounts.periods import Period
+from fairshare.accounts.rights import Actor
+from fairshare.accounts.service import Accounts, LimitKind
+from fairshare.core.pool import Pool
+from fairshare.core.priority import ServiceClass
+from fairshare.gateway.accounts import LiveAccounts
+from fairshare.gateway.identity import Identity, hash_key
+from fairshare.gateway.ledger import Ledger
+from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
+from fairshare.storage.accounts import AccountStore
+from fairshare.storage.address import SqliteFile
+from fairshare.storage.database import Database
+from fairshare.storage.ledger import LedgerStore
+from fairshare.wire.problems import RequestProblem
+from fairshare.wire.usage import CostWeights
+from gateway.rig import FakeClock
+
+ROOT = Actor(name="root")
+STATIC = {hash_key("fs-static"): Identity("static", "search", ServiceClass.BATCH)}
+
+
+class Site:
+    """One gateway's view, looked after by hand: nothing here waits for time."""
+
+    def __init__(self, path: Path) -> None:
+        self.wall = FakeClock()
+        self.database = Database(SqliteFile(path))
+        numbers = count(1)
+        self.service = Accounts(
+            AccountStore(self.database), wall=self.wall, new_secret=lambda: f"fs-{path.name}-{next(numbers)}"
+        )
+        self.pool = Pool("chat", 4, {"search": "1"}, 0, self.wall)
+        self.ledger = Ledger(self.database, pools=lambda: {"chat": self.pool}, wall=self.wall, keep_seconds=1e9)
+        self.ticks = 0
+        self.live = LiveAccounts(
+            AccountStore(self.database),
+            LedgerStore(self.database),
+            self.ledger,
+            configured=STATIC,
+            wall=self.wall,
+            ticked=self._ticked,
+        )
+
+    def _ticked(self) -> None:
+        self.ticks += 1
+
+    async def grow(self) -> None:
+        await self.service.add_node(ROOT, "organisation", "lab", models=["tiny", "big"])
+        await self.service.add_node(ROOT, "team", "search", parent="lab")
+        await self.service.add_node(ROOT, "project", "search/web", models=["tiny", "other"])
+
+    async def look(self) -> None:
+        await self.live._look()  # pyright: ignore[reportPrivateUsage]
+
+    def find(self, key: str) -> Identity | None:
+        return self.live.find(hash_key(key))
+
+    def admit(self, key: str, **other: Any) -> Reservation:
+        identity = self.find(key)
+        assert identity is not None
+        values: dict[str, Any] = {"model": "tiny", "prompt_tokens": 10, "max_tokens": 5, "cost": CostWeights()}
+        return self.live.admit(identity, **(values | other))
+
+    def finish(self, key: str, cost_units: float) -> None:
+        identity = self.find(key)
+        assert identity is not None
+        record = RequestRecord(
+            id="r",
+            endpoint="/v1/completions",
+            key_id=identity.key_id,
+            team=identity.team,
+            model="tiny",
+            pool="chat",
+            served_by="chat",
+            arrived_at=self.wall(),
+            total_seconds=0.0,
+            outcome=Outcome.COMPLETED,
+            cost_units=cost_units,
+            completion_tokens=4,
+        )
+        self.ledger.finished(record)
+        self.live.finished(record)
+
+    async def end(self) -> None:
+        await self.ledger.flush()
+        await self.database.close()
+
+
+def on(tmp_path: Path, migrated_file: Path, main: Callable[[Site], Awaitable[None]]) -> None:
+    path = tmp_path / "fairshare.sqlite3"
+    path.write_bytes(migrated_file.read_bytes())
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            site = Site(path)
+            await site.grow()
+            await main(site)
+            await site.end()
+
+    asyncio.run(bounded())
+
+
+def test_a_key_works_from_the_next_look_on_and_knows_what_it_belongs_to(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "project:search/web", service_class="batch", tag="nightly")
+        assert site.find(made.key) is None
+        await site.look()
+        assert site.find(made.key) == Identity(
+            made.id,
+            "search",
+            ServiceClass.BATCH,
+            frozenset({"tiny"}),  # what every level allows
+            "lab",
+            "search/web",
+            "nightly",
+            (f"key:{made.id}", "project:search/web", "team:search", "organisation:lab"),
+        )
+        assert site.find("fs-unknown") is None
+        names = site.live.names(made.id)
+        assert names is not None
+        assert (names.organisation, names.team, names.project, names.tag) == ("lab", "search", "search/web", "nightly")
+        assert site.live.teams() == ["search"]
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_revoked_expired_and_rotated_keys_end_when_they_should(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        expiring = await site.service.add_key(ROOT, "team:search", expires_at=site.wall() + 10)
+        rotated = await site.service.add_key(ROOT, "team:search")
+        revoked = await site.service.add_key(ROOT, "team:search")
+        await site.look()
+        assert all(site.find(made.key) for made in (expiring, rotated, revoked))
+        new = await site.service.rotate_key(ROOT, rotated.id, overlap_seconds=5)
+        await site.service.revoke_key(ROOT, revoked.id)
+        await site.look()
+        assert site.find(revoked.key) is None
+        assert site.find(new.key) == site.find(rotated.key)
+        site.wall.now += 5
+        assert site.find(rotated.key) is None  # no look was needed
+        assert site.find(new.key) is not None
+        assert site.find(expiring.key) is not None
+        site.wall.now += 5
+        assert site.find(expiring.key) is None
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_a_key_of_the_configuration_stays_valid_and_is_bounded_as_its_team_is(
+    tmp_path: Path, migrated_file: Path
+) -> None:
+    async def main(site: Site) -> None:
+        before = site.find("fs-static")
+        assert before is not None
+        assert before.owners == ()
+        await site.service.set_limit(ROOT, "organisation:lab", LimitKind.IN_FLIGHT, 1)
+        await site.look()
+        running = site.admit("fs-static")
+        with pytest.raises(RequestProblem) as refused:
+            site.admit("fs-static")
+        assert (refused.value.problem.code, refused.value.retry_after_seconds) == ("too_many_in_flight", 1.0)
+        assert "organisation 'lab'" in refused.value.message
+        running.end(15)
+        site.admit("fs-static").end(15)
+        site.live.replace({})
+        assert site.find("fs-static") is None
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_a_budget_counts_what_was_charged_before_it_was_known_here_once(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "project:search/web")
+        await site.look()
+        site.finish(made.key, 30.0)
+        await site.ledger.flush()
+        site.finish(made.key, 40.0)  # not written yet
+        await site.service.add_budget(ROOT, "team:search", period=Period.TOTAL, hard_cost_units=100.0)
+        await site.look()
+        site.finish(made.key, 20.0)
+        await site.look()
+        site.admit(made.key, prompt_tokens=5, max_tokens=0).end(0)
+        with pytest.raises(RequestProblem) as refused:
+            site.admit(made.key, prompt_tokens=11, max_tokens=0)
+        assert refused.value.problem.code == "budget_exhausted"
+        assert "is 100, and 90 is used" in refused.value.message
+
+        await site.ledger.flush()
+        again = Site(tmp_path / "fairshare.sqlite3")
+        await again.ledger.flush()
+        await again.look()
+        with pytest.raises(RequestProblem, match="is 100, and 90 is used"):
+            again.admit(made.key, prompt_tokens=11, max_tokens=0)
+        await again.end()
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "project:search/web")
+        await site.look()
+        running = site.admit(made.key)
+        await site.service.add_budget(
+            ROOT, "team:search", period=Period.TOTAL, soft_cost_units=7.0, borrow_over_soft=True
+        )
+        await site.look()
+        assert site.live.borrowing_teams() == frozenset()
+        running.end(12)
+        site.finish(made.key, 7.0)
+        assert site.live.borrowing_teams() == {"search"}
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_while_the_store_is_away_what_was_read_last_stays_in_force(
+    tmp_path: Path, migrated_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "team:search")
+        await site.look()
+        with closing(sqlite3.connect(tmp_path / "fairshare.sqlite3")) as other:
+            other.execute("alter table changes rename to elsewhere")
+            await site.look()
+            await site.look()
+            assert site.find(made.key) is not None
+            assert "as they were read last" in (site.live.finding() or "")
+            other.execute("alter table elsewhere rename to changes")
+        await site.look()
+        assert site.live.finding() is None
+        assert site.ticks == 4
+
+    on(tmp_path, migrated_file, main)
+    assert [line.levelname for line in caplog.records if line.name == "fairshare.accounts"] == ["ERROR", "WARNING"]
