@@ -4,7 +4,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fairshare.accounts.periods import FOREVER, Period, Span, around, month, months_to_roll_up, point, shown, zone
+from fairshare.accounts.periods import (
+    FOREVER,
+    Period,
+    Span,
+    around,
+    duration,
+    month,
+    months_to_roll_up,
+    point,
+    shown,
+    zone,
+)
 from fairshare.errors import CallerError
 
 BERLIN = zone("Europe/Berlin")
@@ -72,3 +83,10 @@ def test_only_whole_months_that_ended_long_enough_ago_are_rolled_up() -> None:
     assert due("2026-02-10T23:59Z") == []
     assert due("2026-02-11T00:00Z") == [january]
     assert due("2026-03-11T00:00Z") == [january, february]
+
+
+def test_durations_have_a_unit() -> None:
+    assert [duration(text) for text in ("30s", "5m", "24h", "90d", "2w")] == [30, 300, 86400, 90 * 86400, 14 * 86400]
+    for text in ("30", "d", "-1d", "1.5h", "1y", "٣d"):
+        with pytest.raises(CallerError, match="must be a duration"):
+            duration(text)

@@ -40,6 +40,8 @@ class Span:
 FOREVER = Span(0.0, float("inf"))
 
 _POINT = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d))?)?")
+_DURATION = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _MONTH = re.compile(r"(\d{4})-(\d\d)")
 
 
@@ -63,6 +65,14 @@ def point(text: str, where: tzinfo) -> float:
         except ValueError:
             pass  # no such day, say
     raise CallerError(f"must be a date such as 2026-11-01 or 2026-11-01T06:00, found {text[:40]!r}")
+
+
+def duration(text: str) -> float:
+    """A duration in seconds, written 30s, 5m, 24h, 90d or 2w. Raises `CallerError`."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise CallerError(f"must be a duration such as 30s, 24h or 90d, found {text[:40]!r}")
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def month(text: str, where: tzinfo) -> Span:

@@ -1,7 +1,7 @@
 """What the commands that use the store share: opening it, and the options of periods."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -11,6 +11,8 @@ from fairshare.errors import OperatorError
 
 if TYPE_CHECKING:
     from fairshare.accounts.periods import Span
+    from fairshare.accounts.rights import Actor
+    from fairshare.accounts.service import Accounts
     from fairshare.storage.database import Database
 
 T = TypeVar("T")
@@ -74,3 +76,60 @@ def span_of(month: str | None, start: str | None, end: str | None, time_zone: st
     if span.ends_at <= span.begins_at:
         raise CallerError(f"the period ends ({end or 'now'}) before it begins ({start})")
     return span
+
+
+def with_accounts(config: Path, work: "Callable[[Accounts, Actor], Awaitable[T]]") -> T:
+    """Runs with the accounts of a site, as somebody who may do everything: whoever can use the store can."""
+    import getpass
+    import secrets
+
+    from fairshare import clock
+    from fairshare.accounts.rights import Actor
+    from fairshare.accounts.service import Accounts
+    from fairshare.gateway.identity import new_key
+    from fairshare.storage.accounts import AccountStore
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = "somebody"
+    actor = Actor(name=f"{user} (command line)")
+    return with_store(
+        config,
+        lambda database: work(
+            Accounts(AccountStore(database), wall=clock.wall, new_secret=lambda: new_key(secrets.token_bytes)), actor
+        ),
+    )
+
+
+def listed(text: str | None) -> list[str] | None:
+    """`a,b` as a list; None: not given."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def show_table(columns: "Sequence[str]", rows: "Iterable[Sequence[object]]") -> None:
+    """A plain table on standard output."""
+    import sys
+
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    # A file or pipe has no width: the table must not be cut there.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("-" if value is None or value == "" else escape(str(value)) for value in row))
+    console.print(table)
+
+
+def when(at: float | None) -> str:
+    """A moment as UTC, or nothing."""
+    from datetime import UTC
+
+    from fairshare.accounts.periods import shown
+
+    return "" if at is None else shown(at, UTC)
