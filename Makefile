@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench-prefix help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate
+.PHONY: bench-prefix help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -78,6 +78,9 @@ search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team g
 mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
+
+round-trip: $(STAMP) $(VLLM_STAMP) ## measure on a real vLLM what holding requests costs, and write it into docs/evaluation.md
+	$(BIN)/python -m pytest -m real_vllm tests/real_vllm/test_round_trip.py --write-proof
 
 evaluate: $(STAMP) ## every scenario under every policy: docs/evaluation.md and its pictures (minutes; ONLY=name for one)
 	$(BIN)/python scenarios/evaluate.py $(ONLY)

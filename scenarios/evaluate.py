@@ -9,6 +9,7 @@ Runs every scenario in this directory that the template names, under every polic
     @teams NAME POLICY      the table of teams under one policy
     @alone NAME             times to first token with the others and without them
     @summary                all scenarios under hold+recall, against the targets
+    @differences            VTC's accumulated difference and the longest wait of a borrower, all scenarios
     @roundtrip              what it costs that a freed seat is refilled one step later
     {NAME POLICY FIELD}     one figure of the (first) pool, for example {burst-s1 pass worst_shortfall_points}
 """
@@ -24,6 +25,7 @@ from typing import Any
 import msgspec
 
 from fairshare.simulator import measures, report, traces
+from fairshare.simulator.outcome import Outcome
 from fairshare.simulator.plots import draw
 from fairshare.simulator.policies import PolicyName, parse_policies
 from fairshare.simulator.report import Figures, PoolFigures
@@ -86,6 +88,8 @@ class Page:
                 return self.alone(words[0])
             case "summary":
                 return self.summary()
+            case "differences":
+                return self.differences()
             case "roundtrip":
                 return round_trip()
             case _:
@@ -137,6 +141,24 @@ class Page:
         )
         return table(columns, rows)
 
+    def differences(self) -> str:
+        """Scenarios in which two owners waited together long enough to differ."""
+        compared = (PolicyName.FCFS, PolicyName.PASS, OURS, PolicyName.WEIGHTED_VTC)
+        rows: list[tuple[str, ...]] = []
+        for name, scenario in self.scenarios.items():
+            pools = [self.run(name, policy).pools[0] for policy in compared]
+            if not isnan(pools[2].vtc_difference):
+                rows.append(
+                    (
+                        scenario.title,
+                        *(report.number_text(pool.vtc_difference / 1000, 1) for pool in pools),
+                        report.number_text(pools[2].vtc_bound / 1000, 0),
+                        report.seconds_text(pools[2].longest_borrower_wait),
+                    )
+                )
+        columns = ("scenario", *compared, "VTC's bound 2 U", f"longest wait of a borrower, {OURS}")
+        return table(columns, rows)
+
     def value(self, name: str, policy: str, field: str) -> str:
         run = self.run(name, policy)
         found: Any = run
@@ -168,7 +190,7 @@ warm_up: 10s
 window: 5s
 pools: [{{capacity: {capacity}, engines: {{max_num_seqs: 16, headroom: {headroom}}}}}]
 teams:
-  - {{name: owner, share: 1/2, loads: [{{clients: 8, on: 5s, off: 25s, start: 20s, prompt: 20, output: {output}}}]}}
+  - {{name: owner, share: 1/2, loads: [{{clients: 9, on: 5s, off: 25s, start: 20s, prompt: 20, output: {output}}}]}}
   - {{name: borrower, share: 1/2, loads: [{{clients: 64, prompt: 20, output: {output}}}]}}
 """
 
@@ -179,24 +201,31 @@ def round_trip() -> str:
     settings = ((16, 1, OURS), (16, 2, OURS), (17, 2, OURS), (18, 2, OURS))
     for mean, output, duration in ((10, "5-15", "5m"), (100, "50-150", "5m"), (1000, "500-1500", "20m")):
 
-        def run(capacity: int, headroom: int, policy: PolicyName, output: str = output, duration: str = duration) -> Any:
+        def run(
+            capacity: int,
+            headroom: int,
+            policy: PolicyName,
+            only_team: str | None = None,
+            output: str = output,
+            duration: str = duration,
+        ) -> Outcome:
             text = ROUND_TRIP.format(capacity=capacity, headroom=headroom, output=output, duration=duration)
-            return World(parse(text), policy).run()
+            return World(parse(text), policy, only_team=only_team).run()
 
-        fcfs = report.useful_tokens(run(16, 1, PolicyName.FCFS))
+        fcfs = report.useful_tokens(run(16, 1, PolicyName.FCFS, "borrower"))
         for capacity, headroom, policy in settings:
-            outcome = run(capacity, headroom, policy)
-            pool = outcome.pools[0]
-            running = sum(map(sum, pool.windows.slot_seconds)) / sum(pool.windows.lengths)
-            returns = [seconds for _, seconds in pool.teams["owner"].returns]
+            alone = run(capacity, headroom, policy, "borrower")
+            windows = alone.pools[0].windows
+            running = sum(map(sum, windows.slot_seconds)) / sum(windows.lengths)
+            owner = run(capacity, headroom, policy).pools[0].teams["owner"]
             rows.append(
                 (
                     f"{mean:,}",
                     str(capacity),
                     str(16 * headroom),
-                    report.percent_text(report.useful_tokens(outcome) / fcfs),
-                    report.number_text(running, 1),
-                    report.seconds_text(measures.percentile(returns, 99)),
+                    report.percent_text(report.useful_tokens(alone) / fcfs),
+                    report.number_text(running, 2),
+                    report.seconds_text(measures.percentile([seconds for _, seconds in owner.returns], 99)),
                 )
             )
     return table(("mean output", "C", "max_num_seqs", "output against fcfs", "running", "reclaim p99"), rows)

@@ -39,6 +39,9 @@ class TeamFigures:
     owner_first_token_p99: float
     longest_wait: float
     longest_borrower_wait: float
+    evicted: int
+    """Times one of its sequences lost its KV blocks."""
+    recalled: int
     returns: int
     reclaim_p50: float
     """From its return until it held its whole slots."""
@@ -255,6 +258,8 @@ def _team_figures(team: TeamOutcome, shortfalls: list[float], total_tokens: int)
         owner_first_token_p99=measures.percentile(owner, 99),
         longest_wait=team.longest_wait_seconds,
         longest_borrower_wait=team.longest_borrower_wait_seconds,
+        evicted=team.evicted,
+        recalled=team.recalled,
         returns=len(returns),
         reclaim_p50=measures.percentile(returns, 50),
         reclaim_p99=measures.percentile(returns, 99),
