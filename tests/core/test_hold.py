@@ -184,6 +184,25 @@ def test_a_turn_stays_free_until_what_a_wide_request_took_above_it_is_paid_back(
     assert desk.release("B1") == ["own B2"]
 
 
+def test_the_slots_of_free_turns_pay_the_debt() -> None:
+    # Four teams own 1.5 of C = 6 each: two turns. A's takes four slots for 2 s, and B's one.
+    desk = Desk(6, dict.fromkeys("ABCD", "1/4"), seats=99)
+    desk.submit("X", 6)
+    assert desk.queue.next_deadline() is None
+    assert desk.submit("A", slots=4) == ["own A1"]
+    desk.submit("B", 2)
+    assert desk.submit("C", 2) == ["own C1", "hold C2"]
+    assert desk.queue.next_deadline() == 300.0
+    desk.time.now = 2.0
+    assert desk.release("A1") == []  # 2 x (5 - 2) slot-seconds above, and one of two turns is free
+    assert desk.queue.next_deadline() == 8.0
+    desk.time.now = 3.0
+    assert desk.release("B2") == []
+    assert desk.queue.next_deadline() == 5.5
+    assert desk.wait(2.5) == ["own C2"]
+    assert desk.queue.next_deadline() is None
+
+
 def test_a_turn_is_left_free_for_the_time_of_eight_requests_at_most() -> None:
     desk = Desk(1, HALVES)
     desk.submit("X")
@@ -650,6 +669,57 @@ def test_a_request_taken_back_waits_at_the_head_of_its_team() -> None:
     assert desk.release("A1") == ["borrow A5"]
 
 
+def test_a_team_that_takes_a_turn_does_not_take_back_its_own() -> None:
+    desk = Desk(4, {"A": "3/8", "B": "1/8"}, seats=4)  # A owns 1.5 and B 0.5: one turn
+    assert desk.submit("B") == ["own B1"]
+    assert desk.submit("A", 3) == ["own A1", *borrow("A", 2, 3)]
+    desk.release("B1")
+    assert desk.submit("X") == ["borrow X1"]
+    assert desk.submit("A") == ["recall X1", "own A4"]  # A is further above its share than X
+
+
+def test_a_teams_turn_is_its_own() -> None:
+    desk = Desk(6, {"A": "1/4", "B": "1/2", "C": "1/4"}, seats=6)  # A and C own 1.5, B 3: one turn
+    assert desk.submit("A", 2) == own("A", 1, 2)
+    assert desk.submit("A", slots=3) == ["borrow A3"]
+    desk.release("A1")
+    desk.submit("X", 2)  # all six seats are taken
+    assert desk.submit("B", 3) == ["recall X2", "own B1", "recall X1", "own B2", "own B3"]  # A3 is one too wide
+
+
+def test_a_wide_owner_takes_back_no_more_than_it_lacks() -> None:
+    desk = Desk(4, HALVES, seats=5)
+    desk.submit("A", 4)
+    assert desk.submit("B", slots=2) == ["recall A4", "own B1"]
+
+
+def test_a_wide_owner_goes_where_some_of_its_seats_become_free() -> None:
+    desk = Desk(8, HALVES, instances=two_instances(seats=4))
+    desk.submit("A", 8)
+    desk.first_byte("A2", "A4", "A5", "A6", "A7", "A8")
+    assert desk.submit("B", slots=2) == ["recall A3", "recall A1", "own B1 @e0"]
+    desk = Desk(8, HALVES, instances=two_instances(seats=4))
+    desk.submit("A", 8)
+    desk.first_byte("A1", "A2", "A3", "A4", "A5", "A6", "A8")
+    assert desk.submit("B", slots=2) == ["recall A7", "own B1 @e0"]
+
+
+def test_a_request_taken_back_twice_frees_two_seats() -> None:
+    desk = owner_and_a_guest_at_capacity(abort_grace_seconds=0.0)
+    desk.submit("B")
+    desk.release("B1", "A1", "A2")
+    assert desk.sends["A4"].held_seconds == 0.0  # sent again
+    assert desk.submit("A") == ["borrow A5"]
+    desk.first_byte("A5")
+    assert desk.submit("B") == ["recall A4", "own B2"]
+    assert [stat.aborting_slots for stat in desk.queue.snapshot().instances] == [2]
+    desk.aborted("A4")
+    assert [stat.aborting_slots for stat in desk.queue.snapshot().instances] == [1]
+    desk.aborted("A4")
+    assert [stat.aborting_slots for stat in desk.queue.snapshot().instances] == [0]
+    assert desk.queue._aborting == {}
+
+
 def test_a_batch_request_taken_back_goes_before_interactive_ones() -> None:
     desk = Desk(2, HALVES, seats=2)
     desk.submit("A")
@@ -690,6 +760,7 @@ def test_what_is_thrown_away_is_charged_to_nobody_and_is_counted() -> None:
     assert desk.recalls["A5"].wasted_slot_seconds == 3.0
     stat = desk.queue.snapshot()
     assert (stat.recalls_total, stat.recalled_slot_seconds_total) == (1, 3.0)
+    assert desk.recalls["A5"].instance_id == "e0"
     assert desk.pool.usage()[0] == {"A": 7.0, "B": 0.0}
     assert desk.pool.borrow_key("A") == 7.0 * 2
     assert desk.release("A5", cost=100.0) == []  # it is held: there is nothing to settle
@@ -879,6 +950,19 @@ def test_what_is_held_says_what_it_waits_for() -> None:
     assert (held.pool_in_flight_slots, held.capacity_slots) == (4, 4)
 
 
+def test_a_snapshot_says_what_a_team_has_waiting() -> None:
+    desk = Desk(1, {"A": 1})
+    desk.submit("A")
+    desk.time.now = 2.0
+    desk.submit("A", slots=3, body_bytes=100, of=BATCH)
+    desk.time.now = 3.0
+    desk.submit("A", body_bytes=10)
+    desk.time.now = 7.0
+    (team,) = desk.queue.snapshot().teams
+    assert (team.team, team.held, team.held_slots, team.held_bytes) == ("A", 2, 4, 110)
+    assert team.oldest_held_seconds == 5.0
+
+
 def test_what_was_held_says_how_long() -> None:
     desk = Desk(1, {"A": 1})
     desk.submit("A", 2)
@@ -898,6 +982,10 @@ def test_both_waits_of_a_request_taken_back_count() -> None:
     desk.aborted("A5")
     assert desk.release("B1") == ["borrow A5"]
     assert desk.sends["A5"].held_seconds == 4.0
+    assert desk.recalls["A5"].wasted_slot_seconds == 1.0
+    desk.time.now = 7.0
+    assert desk.submit("B") == ["recall A5", "own B2"]
+    assert desk.queue.snapshot().recalled_slot_seconds_total == 1.0 + 2.0
 
 
 # changes while requests are held
@@ -1089,6 +1177,14 @@ def test_when_a_guest_ends_the_fallback_pools_own_go_first() -> None:
     assert spare.submit("S", 2) == ["own S1", "hold S2"]
     assert desk.submit("A") == ["hold A6"]
     assert desk.release("A5") == ["borrow S2 in spare"]
+
+
+def test_when_a_wide_request_leaves_the_next_may_go_to_the_fallback_pool() -> None:
+    desk, spare = with_a_spare_pool()
+    spare.submit("S")
+    desk.submit("A", 4)
+    assert desk.submit("A", slots=2) + desk.submit("A") == hold("A", 5, 6)
+    assert desk.cancel("A5") == ["borrow A6 in spare"]
 
 
 def test_phantoms_of_the_fallback_pool_keep_guests_out() -> None:
