@@ -1,6 +1,7 @@
 """fairshare.yaml: what is read, what is refused, and what the messages say."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from fairshare.config import ConfigError, Settings, is_loopback, load, parse
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
-from fairshare.gateway.options import Address, Balance, EngineKind, Limits, Timeouts
+from fairshare.gateway.options import Address, Balance, EngineKind, GatewaySpec, Limits, Timeouts
 from fairshare.wire.usage import CostWeights
+from support.certificates import Authority
 
 HEX = hashlib.sha256(b"fs-search").hexdigest()
 OTHER_HEX = hashlib.sha256(b"fs-ads").hexdigest()
@@ -316,7 +318,7 @@ def test_a_missing_key_is_reported_with_an_example(key: str) -> None:
     ("url", "message"),
     [
         ("127.0.0.1:9001", "must be an engine's address"),
-        ("https://h:1", "must be an engine's address"),
+        ("ftp://h:1", "must be an engine's address"),
         ("http://", "must be an engine's address"),
         ("http://h:99999", "must be an engine's address"),
         ("http://h:1/v1", 'leave out the "/v1"'),
@@ -433,7 +435,7 @@ def test_a_team_may_only_be_given_models_that_exist() -> None:
 
 
 def test_teams_without_a_share_and_shares_without_a_key_are_warnings() -> None:
-    text = SMALLEST + f'  - {{name: adds, keys: [{{sha256: "{OTHER_HEX}"}}]}}\n  - name: keyless\n'
+    text = SMALLEST + f'  - {{name: adds, keys: [{{sha256: "{OTHER_HEX}"}}]}}\n  - name: keyless\nstore: none\n'
     warnings = "\n".join(read(text).warnings)
     assert 'team "adds" owns no share of any pool; it only borrows; did you mean "ads"?' in warnings
     assert 'no key belongs to team "ads"' in warnings
@@ -441,7 +443,9 @@ def test_teams_without_a_share_and_shares_without_a_key_are_warnings() -> None:
 
 
 def test_a_file_without_any_key_is_a_warning() -> None:
-    assert any("every request will be refused" in warning for warning in read(pool_with("half_life: 7d")).warnings)
+    # With a store they may be there.
+    assert read(pool_with("half_life: 7d")).warnings == ()
+    assert any("every request will be refused" in warning for warning in read(pool_with("half_life: 7d") + "\nstore: none").warnings)
 
 
 # --- Secrets ------------------------------------------------------------------------------------------------------
@@ -523,3 +527,77 @@ def test_one_port_cannot_be_both() -> None:
 def test_an_address_is_a_host_and_a_port(written: str) -> None:
     problem = only_problem(pool_with("half_life: 7d") + f'\nlisten: "{written}"')
     assert "listen: must be host:port" in problem
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------------
+
+
+def tls_problems(folder: Path, tls: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Problems and warnings of a file with this `tls` section."""
+    try:
+        settings = parse(f"tls: {tls}\n{SMALLEST}", path=folder / "fairshare.yaml", environ={})
+    except ConfigError as error:
+        return error.problems, ()
+    assert settings.gateway.tls is not None
+    return (), settings.warnings
+
+
+def test_a_certificate_and_its_key_are_read_beside_the_file(tmp_path: Path) -> None:
+    Authority(tmp_path).issue(name="us", days=90)
+    assert tls_problems(tmp_path, "{certificate: us.pem, key: us.key}") == ((), ())
+
+
+def test_what_is_wrong_with_a_certificate_is_said(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.issue(name="us")
+    authority.issue(name="them")
+    (tmp_path / "text").write_text("no certificate")
+    for tls, said in {
+        "{certificate: us.pem, key: them.key}": "them.key is not the key of",
+        "{certificate: us.pem, key: gone.key}": "gone.key is not there",
+        "{certificate: text, key: us.key}": "no certificate and key in PEM",
+        "{certificate: us.pem}": '"key" is missing',
+        "us.pem": "must be a mapping",
+    }.items():
+        problems, _ = tls_problems(tmp_path, tls)
+        assert len(problems) == 1
+        assert said in problems[0]
+
+
+def test_a_certificate_that_expires_soon_or_has_expired_and_a_key_that_others_can_read_are_warned_of(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    authority.issue(name="soon", days=10.1)
+    authority.issue(name="late", days=-1)
+    authority.issue(name="open", days=90).key.chmod(0o644)
+    for name, said in {
+        "soon": "soon.pem expires in 10 days",
+        "late": "late.pem has expired",
+        "open": "open.key can be used by others (mode 0644)",
+    }.items():
+        problems, warnings = tls_problems(tmp_path, f"{{certificate: {name}.pem, key: {name}.key}}")
+        assert problems == ()
+        assert len(warnings) == 1
+        assert said in warnings[0]
+
+
+def test_an_engine_may_be_reached_over_tls_and_say_who_signs_for_it(tmp_path: Path) -> None:
+    ca_file = Authority(tmp_path).ca_file
+    (tmp_path / "text").write_text("no certificate")
+
+    def read_with(instance: str) -> GatewaySpec:
+        text = SMALLEST.replace("http://127.0.0.1:9001", instance)
+        return parse(text, path=tmp_path / "fairshare.yaml", environ={}).gateway
+
+    (plain,) = read_with("https://engine").pools[0].instances
+    assert (plain.url, plain.ca_file) == ("https://engine:443", None)
+    (own,) = read_with('{url: "https://engine:8000", ca_file: ca.pem}').pools[0].instances
+    assert own.ca_file == ca_file
+    for instance, said in {
+        '{url: "https://engine", ca_file: text}': "text holds no certificate in PEM",
+        '{url: "https://engine", ca_file: gone}': "gone is not there",
+        '{url: "http://engine", ca_file: ca.pem}': "http://engine:80 is not encrypted",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            read_with(instance)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import resource
 import signal
+import ssl
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -35,6 +36,7 @@ from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import GatewaySpec, PoolSpec, StoreSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.status import PoolStatus, pool_status
+from fairshare.gateway.tls import engine_context, server_context, show
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.database import Database
 from fairshare.storage.ledger import LedgerStore
@@ -148,6 +150,8 @@ class Gateway:
                 key=lambda: self._spec.admin.key,
             )
         )
+        self._tls: ssl.SSLContext | None = None
+        """What the data port shows; None: it speaks plain HTTP."""
         self._admin_serves: asyncio.Task[None] | None = None
         self.listening_at = self._spec.listen
         """Where the data port listens, once it is started."""
@@ -201,7 +205,9 @@ class Gateway:
             if self._accounts is not None:
                 await self._accounts.start()
             await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
-            self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup())
+            if spec.tls is not None:
+                self._tls = server_context(spec.tls)
+            self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup(), tls=self._tls)
         self._serving = True
         log.info(
             "fairshare %s is ready; its status page is http://%s/",
@@ -246,6 +252,10 @@ class Gateway:
         spec = self._keeping_addresses(settings.gateway)
         for warning in settings.warnings:
             log.warning("%s", warning)
+        # Files may hold other certificates under the same names.
+        engine_context.cache_clear()
+        if self._tls is not None and spec.tls is not None:
+            show(self._tls, spec.tls)
         wanted = {pool.name for pool in spec.pools}
         added = [pool.name for pool in spec.pools if pool.name not in self._composed]
         removed = [name for name in self._composed if name not in wanted]
@@ -286,6 +296,9 @@ class Gateway:
         if spec.store != old.store:
             log.warning("store changed; this needs a restart.")
             spec = replace(spec, store=old.store)
+        if (spec.tls is None) != (old.tls is None):
+            log.warning("tls was %s; this needs a restart.", "removed" if spec.tls is None else "added")
+            spec = replace(spec, tls=old.tls)
         if spec.listen != old.listen:
             log.warning("listen changed from %s to %s; this needs a restart.", old.listen, spec.listen)
         if spec.admin.address != old.admin.address:

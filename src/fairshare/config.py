@@ -8,6 +8,7 @@ at once, each thing as one sentence: where, what was found, what to do.
 import difflib
 import ipaddress
 import re
+import ssl
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
+from fairshare import clock
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
 from fairshare.errors import OperatorError
@@ -35,7 +37,9 @@ from fairshare.gateway.options import (
     StoreSpec,
     TeamSpec,
     Timeouts,
+    TlsSpec,
 )
+from fairshare.gateway.tls import expires_at
 from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
 from fairshare.wire.usage import CostWeights
 
@@ -43,7 +47,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("listen", "admin", "pools", "teams", "limits", "store"),
+    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store"),
     "admin": ("listen", "key", "key_file"),
     "pools[]": (
         "name",
@@ -60,7 +64,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "timeouts",
         "cost",
     ),
-    "pools[].instances[]": ("url", "max_num_seqs", "api_key", "api_key_file", "kind"),
+    "tls": ("certificate", "key"),
+    "pools[].instances[]": ("url", "max_num_seqs", "api_key", "api_key_file", "ca_file", "kind"),
     "pools[].hold": (
         "borrow_order",
         "batch_every",
@@ -86,6 +91,8 @@ DEFAULT_STORE = "fairshare.sqlite3"
 """Beside the configuration file."""
 
 DEFAULT_HALF_LIFE_SECONDS = 7 * 86400.0
+
+WARN_OF_EXPIRY_DAYS = 30.0
 
 _SHARE_SUM_TOLERANCE = Fraction(1, 10**9)
 """A sum of shares this close above 1 counts as 1, as in `fairshare.core.apportion`."""
@@ -466,7 +473,12 @@ def _url(place: _Place) -> str:
         port = parts.port
     except ValueError:
         raise place.invalid(f'must be {what}, found "{text}"') from None
-    if parts.scheme != "http" or not parts.hostname or not text.isprintable() or any(map(str.isspace, text)):
+    if (
+        parts.scheme not in {"http", "https"}
+        or not parts.hostname
+        or not text.isprintable()
+        or any(map(str.isspace, text))
+    ):
         raise place.invalid(f'must be {what}, found "{text}"')
     if parts.query or parts.fragment or port == 0:
         raise place.invalid(f'must be {what}, without ? or #, found "{text}"')
@@ -474,7 +486,7 @@ def _url(place: _Place) -> str:
     if path.endswith("/v1"):
         raise place.invalid(f'must be the engine\'s root; leave out the "/v1" of "{text}"')
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"http://{host}:{port or 80}{path}"
+    return f"{parts.scheme}://{host}:{port or (443 if parts.scheme == 'https' else 80)}{path}"
 
 
 def _sha256(place: _Place) -> bytes:
@@ -515,16 +527,20 @@ def _secret_from_file(place: _Place) -> str | None:
     path = place.report.path.parent / place.text("the path of a file")
     try:
         value = path.read_text("utf-8")
-        mode = path.stat().st_mode
+        _warn_of_mode(place, path)
     except OSError as error:
         raise place.invalid(f"{path} cannot be read ({_reason(error)})") from None
     except UnicodeDecodeError:
         raise place.invalid(f"{path} is not text; it must hold the secret and nothing else") from None
+    return _checked_secret(place, value.strip(), str(path))
+
+
+def _warn_of_mode(place: _Place, path: Path) -> None:
+    mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         place.report.warning(
             place.where, f"{path} can be used by others (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}"
         )
-    return _checked_secret(place, value.strip(), str(path))
 
 
 def _checked_secret(place: _Place, value: str, source: str) -> str:
@@ -550,12 +566,58 @@ def _gateway(place: _Place) -> GatewaySpec:
         raise ConfigError(place.report.problems) from None
     return GatewaySpec(
         listen=fields.read("listen", _address, DEFAULT_LISTEN),
+        tls=fields.read("tls", _tls, None),
         admin=fields.read("admin", _admin, AdminSpec(address=DEFAULT_ADMIN)),
         pools=fields.need("pools", _pools, (), "pools: [{name: chat, capacity: 16, ...}]"),
         teams=fields.read("teams", _teams, ()),
         limits=fields.read("limits", _limits, Limits()),
         store=fields.read("store", _store, StoreSpec(address=SqliteFile(place.report.path.parent / DEFAULT_STORE))),
     )
+
+
+def _tls(place: _Place) -> TlsSpec:
+    fields = place.fields("tls")
+    certificate = fields.need("certificate", _file, None, "certificate: tls/cert.pem")
+    key = fields.need("key", _file, None, "key: tls/key.pem")
+    if certificate is None or key is None:
+        raise _Invalid
+    _warn_of_mode(place, key)
+    spec = TlsSpec(certificate=certificate, key=key)
+    try:
+        expires = expires_at(spec)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise place.invalid(f"{key} is not the key of {certificate}; name the two that belong together") from None
+        raise place.invalid(
+            f"{certificate} and {key} are no certificate and key in PEM, or the key needs a password ({error.reason})"
+        ) from None
+    except OSError as error:
+        raise place.invalid(f"{error.filename or certificate} cannot be read ({_reason(error)})") from None
+    if expires is None:
+        place.report.warning(place.where, f"{certificate} has expired, or is not valid yet; renew it and send SIGHUP")
+        return spec
+    days = (expires - clock.wall()) / 86400.0
+    if days < WARN_OF_EXPIRY_DAYS:
+        place.report.warning(place.where, f"{certificate} expires in {days:.0f} days; renew it and send SIGHUP")
+    return spec
+
+
+def _file(place: _Place) -> Path:
+    path = place.report.path.parent / place.text("the path of a file")
+    if not path.is_file():
+        raise place.invalid(f"{path} is not there, or is no file")
+    return path
+
+
+def _ca_file(place: _Place) -> Path:
+    path = _file(place)
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError as error:
+        raise place.invalid(f"{path} holds no certificate in PEM ({error.reason})") from None
+    except OSError as error:
+        raise place.invalid(f"{path} cannot be read ({_reason(error)})") from None
+    return path
 
 
 def _admin(place: _Place) -> AdminSpec:
@@ -723,10 +785,14 @@ def _instance(place: _Place) -> InstanceSpec:
     if not place.is_mapping():
         return InstanceSpec(url=_url(place))
     fields = place.fields("pools[].instances[]")
+    url = fields.need("url", _url, "", "url: http://127.0.0.1:8000")
+    if "ca_file" in fields and url.startswith("http:"):
+        place.report.problem(fields.where("ca_file"), f"{url} is not encrypted; write https:// or leave ca_file out")
     return InstanceSpec(
-        url=fields.need("url", _url, "", "url: http://127.0.0.1:8000"),
+        url=url,
         max_num_seqs=fields.read("max_num_seqs", _positive, None),
         api_key=_secret(fields, "api_key", "api_key_file"),
+        ca_file=fields.read("ca_file", _ca_file, None),
         kind=fields.read("kind", lambda at: _choice(at, EngineKind), EngineKind.VLLM),
     )
 
@@ -920,8 +986,10 @@ def _check_teams(spec: GatewaySpec, report: _Report) -> None:
             if other != where:
                 report.problem(where, f"this key is also {other}; a key speaks for one team, remove one")
     owners = {team for pool in spec.pools for team, share in pool.shares.items() if share > 0}
+    # With a store, teams and keys may be there; whether they are, the configuration does not know.
+    alone = spec.store is None
     for index, team in enumerate(spec.teams):
-        if not team.keys:
+        if alone and not team.keys:
             report.warning(f"teams[{index}]", f'team "{team.name}" has no key, so nobody can use it')
         if team.name not in owners:
             near = _nearest(team.name, owners - set(team_at))
@@ -930,12 +998,12 @@ def _check_teams(spec: GatewaySpec, report: _Report) -> None:
             )
     for index, pool in enumerate(spec.pools):
         for team in pool.shares:
-            if team not in team_at:
+            if alone and team not in team_at:
                 report.warning(
                     f"pools[{index}].shares.{team}",
                     f'no key belongs to team "{team}": it is not under teams{_nearest(team, team_at)}',
                 )
-    if not key_at:
+    if alone and not key_at:
         report.warning("teams", "there is no key, so every request will be refused; see `fairshare keys new --help`")
 
 

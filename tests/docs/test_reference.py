@@ -60,6 +60,7 @@ def words(cell: str) -> list[str]:
 
 HEADINGS = {
     "Top level": "",
+    "tls": "tls",
     "admin": "admin",
     "pools": "pools[]",
     "instances": "pools[].instances[]",

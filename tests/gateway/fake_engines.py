@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -76,7 +77,14 @@ class FakeNetwork:
         return self.engines[f"http://{name}"]
 
     async def __call__(
-        self, method: str, url: str, *, api_key: str | None = None, body: bytes | None = None, timeout_seconds: float
+        self,
+        method: str,
+        url: str,
+        *,
+        api_key: str | None = None,
+        ca_file: Path | None = None,
+        body: bytes | None = None,
+        timeout_seconds: float,
     ) -> Answer:
         await asyncio.sleep(0)
         parts = urlsplit(url)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -100,7 +101,8 @@ Script = Callable[[Asked, Wire], Awaitable[None]]
 class HostileEngine:
     """Listens on a loopback port; `script` answers every request unless `scripts` has one for it, in order."""
 
-    def __init__(self, script: Script | None = None) -> None:
+    def __init__(self, script: Script | None = None, *, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.script: Script = script or chat
         self.scripts: list[Script] = []
         self.asked: list[Asked] = []
@@ -112,10 +114,12 @@ class HostileEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def start(self, port: int = 0) -> "HostileEngine":
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), "127.0.0.1", port)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), "127.0.0.1", port, ssl=self._tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

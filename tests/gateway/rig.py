@@ -6,6 +6,7 @@ Time is the test's: nothing in the gateway times out unless a test moves `rig.cl
 import asyncio
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -207,8 +208,8 @@ class Rig:
     def queue(self) -> Any:
         return self.driver.pools["chat"].queue
 
-    async def client(self) -> Client:
-        reader, writer = await asyncio.open_connection(self.address.host, self.address.port, limit=1 << 26)
+    async def client(self, tls: ssl.SSLContext | None = None) -> Client:
+        reader, writer = await asyncio.open_connection(self.address.host, self.address.port, limit=1 << 26, ssl=tls)
         client = Client(reader, writer)
         self._clients.append(client)
         return client
@@ -273,6 +274,7 @@ class Rig:
         seats: int | None = None,
         half_life_seconds: float = 0.0,
         balance: Balance = Balance.PREFIX,
+        tls: ssl.SSLContext | None = None,
     ) -> AsyncIterator["Rig"]:
         sockets = len(open_sockets())
         tasks = len(asyncio.all_tasks())
@@ -295,7 +297,7 @@ class Rig:
         rig.driver = PoolDriver(recorder=rig.kept, clock=rig.clock, wall=lambda: 1.0e9)
         rig.driver.add_pool(rig.spec, make_queue(rig.pool, mode, options=hold))
         rig.port = DataPort(driver=rig.driver, directory=directory(), limits=limits)
-        rig.address = await rig.port.start(Address("127.0.0.1", 0))
+        rig.address = await rig.port.start(Address("127.0.0.1", 0), tls=tls)
         rig.sort_instances(seats=seats, parts=max(1, capacity // engines))
         try:
             yield rig

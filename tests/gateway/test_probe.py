@@ -8,6 +8,7 @@ import itertools
 import json
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -84,7 +85,14 @@ class SchedulingEngine:
         return sequence
 
     async def __call__(
-        self, method: str, url: str, *, api_key: str | None = None, body: bytes | None = None, timeout_seconds: float
+        self,
+        method: str,
+        url: str,
+        *,
+        api_key: str | None = None,
+        ca_file: Path | None = None,
+        body: bytes | None = None,
+        timeout_seconds: float,
     ) -> Answer:
         await asyncio.sleep(0)
         path = urlsplit(url).path

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import secrets
 import socket
+import ssl
 import sys
 from collections import deque
 from math import ceil
@@ -674,7 +675,10 @@ class ClientConnection(asyncio.Protocol):
         self._heard_at = self._port.driver.coarse.now
         if self._transport is not None:
             self._resume_reading()
-            self._transport.write_eof()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()  # TLS ends both directions at once
 
 
 class DataPort:
@@ -714,19 +718,20 @@ class DataPort:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self, address: Address, *, sock: socket.socket | None = None) -> Address:
-        """Listen, on `sock` if one is given; returns where.
+    async def start(
+        self, address: Address, *, sock: socket.socket | None = None, tls: ssl.SSLContext | None = None
+    ) -> Address:
+        """Listen, on `sock` if one is given, with TLS if there is a certificate; returns where.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        loop = asyncio.get_running_loop()
-        if sock is None:
-            self._server = await loop.create_server(
-                lambda: ClientConnection(self), address.host, address.port, backlog=LISTEN_BACKLOG
-            )
-        else:
-            self._server = await loop.create_server(lambda: ClientConnection(self), sock=sock, backlog=LISTEN_BACKLOG)
+        place: dict[str, Any] = {"host": address.host, "port": address.port} if sock is None else {"sock": sock}
+        if tls is not None:
+            place |= {"ssl": tls, "ssl_handshake_timeout": self.limits.header_timeout_seconds}
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: ClientConnection(self), backlog=LISTEN_BACKLOG, **place
+        )
         self._sweep_later()
         host, port = self._server.sockets[0].getsockname()[:2]
         return Address(host, port)

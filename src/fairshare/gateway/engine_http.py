@@ -8,12 +8,14 @@ import errno
 import ssl
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import httptools
 
 from fairshare.errors import TryElsewhere
+from fairshare.gateway.tls import engine_context
 
 MAX_ANSWER_BYTES = 8 << 20
 """More than this is no answer to anything we ask; a vLLM with many models has some 200 KiB of metrics."""
@@ -59,9 +61,18 @@ class Ask(Protocol):
     """Sends one request and returns the whole answer, whatever its status."""
 
     async def __call__(
-        self, method: str, url: str, *, api_key: str | None = None, body: bytes | None = None, timeout_seconds: float
+        self,
+        method: str,
+        url: str,
+        *,
+        api_key: str | None = None,
+        ca_file: Path | None = None,
+        body: bytes | None = None,
+        timeout_seconds: float,
     ) -> Answer:
-        """`body` is JSON. Cancelling closes the connection, so that the engine aborts what it was doing for us.
+        """`body` is JSON; `ca_file` says who may have signed the certificate of an https engine.
+
+        Cancelling closes the connection, so that the engine aborts what it was doing for us.
 
         Raises:
             EngineSilent: there was no answer.
@@ -89,12 +100,18 @@ class _Reader:
 
 
 async def ask(
-    method: str, url: str, *, api_key: str | None = None, body: bytes | None = None, timeout_seconds: float
+    method: str,
+    url: str,
+    *,
+    api_key: str | None = None,
+    ca_file: Path | None = None,
+    body: bytes | None = None,
+    timeout_seconds: float,
 ) -> Answer:
-    """`Ask` over a TCP connection that is closed afterwards; https URLs are verified against the system's roots."""
+    """`Ask` over a TCP connection that is closed afterwards; certificates are verified."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _exchange(method, url, api_key=api_key, body=body)
+            return await _exchange(method, url, api_key=api_key, ca_file=ca_file, body=body)
     except TimeoutError:
         raise EngineSilent(Failure.TOO_SLOW, f"no answer within {timeout_seconds:g} s") from None
     except ssl.SSLError as error:
@@ -107,11 +124,13 @@ async def ask(
         raise EngineSilent(Failure.UNREACHABLE, (error.strerror or str(error)).lower()) from error
 
 
-async def _exchange(method: str, url: str, *, api_key: str | None, body: bytes | None) -> Answer:
+async def _exchange(method: str, url: str, *, api_key: str | None, ca_file: Path | None, body: bytes | None) -> Answer:
     parts = urlsplit(url)
     encrypted = parts.scheme == "https"
     reader, writer = await asyncio.open_connection(
-        parts.hostname, parts.port or (443 if encrypted else 80), ssl=encrypted or None
+        parts.hostname,
+        parts.port or (443 if encrypted else 80),
+        ssl=engine_context(ca_file) if encrypted else None,
     )
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

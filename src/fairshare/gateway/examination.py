@@ -59,7 +59,13 @@ async def examine(
 
 async def _look(ask: Ask, instance: InstanceSpec) -> Examined:
     try:
-        answer = await ask("GET", f"{instance.url}/health", api_key=instance.api_key, timeout_seconds=ASK_SECONDS)
+        answer = await ask(
+            "GET",
+            f"{instance.url}/health",
+            api_key=instance.api_key,
+            ca_file=instance.ca_file,
+            timeout_seconds=ASK_SECONDS,
+        )
     except EngineSilent as silent:
         return Examined(spec=instance, trouble=silent.detail)
     if answer.status != 200:

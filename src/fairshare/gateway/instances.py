@@ -255,7 +255,9 @@ class InstanceSupervisor:
         spec = watched.spec
         watched.checks += 1
         try:
-            answer = await self._ask("GET", f"{spec.url}/health", api_key=spec.api_key, timeout_seconds=ASK_SECONDS)
+            answer = await self._ask(
+                "GET", f"{spec.url}/health", api_key=spec.api_key, ca_file=spec.ca_file, timeout_seconds=ASK_SECONDS
+            )
         except EngineSilent as silent:
             if silent.failure is not Failure.NOT_ASKED:
                 self._failed(watched, silent.failure, silent.detail)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from pathlib import Path
 
 from fairshare.core.decisions import HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
@@ -44,6 +45,15 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSpec:
+    """What the data port shows to clients, as files in PEM."""
+
+    certificate: Path
+    """With the certificates between it and the root, in this order."""
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """How long a pool's engines may take."""
 
@@ -74,11 +84,13 @@ class InstanceSpec:
     """One engine process. Its URL is its id."""
 
     url: str
-    """`http://host:port` and maybe a path, without a slash at its end."""
+    """`http://host:port` or `https://host:port` and maybe a path, without a slash at its end."""
     max_num_seqs: int | None = None
     """Its seats, where the operator knows them. None: discovered or learnt."""
     api_key: str | None = field(default=None, repr=False)
     """Sent to the engine as a bearer token."""
+    ca_file: Path | None = None
+    """Who may have signed the certificate of an `https` engine. None: the system's roots."""
     kind: EngineKind = EngineKind.VLLM
 
     @property
@@ -157,6 +169,8 @@ class GatewaySpec:
     admin: AdminSpec
     pools: tuple[PoolSpec, ...]
     teams: tuple[TeamSpec, ...] = ()
+    tls: TlsSpec | None = None
+    """None: the data port speaks plain HTTP."""
     limits: Limits = field(default_factory=Limits)
     store: StoreSpec | None = None
     """None: nothing is kept over a restart, and keys are those of `teams` only."""

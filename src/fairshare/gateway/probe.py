@@ -302,7 +302,12 @@ def _has(prompts: int, load: EngineLoad) -> bool:
 
 async def _in_time(ask: Ask, spec: InstanceSpec, content: bytes) -> Answer:
     return await ask(
-        "POST", f"{spec.url}/v1/completions", api_key=spec.api_key, body=content, timeout_seconds=LONGEST_SECONDS
+        "POST",
+        f"{spec.url}/v1/completions",
+        api_key=spec.api_key,
+        ca_file=spec.ca_file,
+        body=content,
+        timeout_seconds=LONGEST_SECONDS,
     )
 
 

@@ -136,7 +136,9 @@ def _kv_tokens(labels: dict[str, str]) -> int | None:
 async def scrape(ask: Ask, spec: InstanceSpec) -> EngineLoad | None:
     """How busy the engine is; None: it does not say (no answer, or no vLLM's metrics)."""
     try:
-        answer = await ask("GET", f"{spec.url}/metrics", api_key=spec.api_key, timeout_seconds=ASK_SECONDS)
+        answer = await ask(
+            "GET", f"{spec.url}/metrics", api_key=spec.api_key, ca_file=spec.ca_file, timeout_seconds=ASK_SECONDS
+        )
     except EngineSilent:
         return None
     return parse_metrics(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
@@ -166,7 +168,9 @@ async def discover(ask: Ask, spec: InstanceSpec) -> EngineFacts:
 async def _asked(ask: Ask, spec: InstanceSpec, path: str, shape: type[_Shape]) -> _Shape | str:
     """The answer to one question, or why there is none (a part of a sentence)."""
     try:
-        answer = await ask("GET", spec.url + path, api_key=spec.api_key, timeout_seconds=ASK_SECONDS)
+        answer = await ask(
+            "GET", spec.url + path, api_key=spec.api_key, ca_file=spec.ca_file, timeout_seconds=ASK_SECONDS
+        )
         if answer.status != 200:
             return f"it answers {answer.status}"
         return msgspec.json.decode(answer.body, type=shape)

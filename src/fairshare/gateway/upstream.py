@@ -18,6 +18,7 @@ import httptools
 from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.options import InstanceSpec
 from fairshare.gateway.ports import CoarseTime, Counters
+from fairshare.gateway.tls import engine_context
 from fairshare.wire.headers import ResponseHeaders, read_response_headers
 from fairshare.wire.known_head import HeadMemory
 
@@ -350,7 +351,10 @@ class InstanceConnections:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: connection, self._host, self._port, ssl=True if self._tls else None
+                    lambda: connection,
+                    self._host,
+                    self._port,
+                    ssl=engine_context(self.spec.ca_file) if self._tls else None,
                 )
         except asyncio.CancelledError:
             connection.abort()
