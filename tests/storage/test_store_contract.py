@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from fairshare.storage.accounts import (
@@ -20,9 +22,9 @@ from fairshare.storage.accounts import (
     SecretRow,
 )
 from fairshare.storage.address import StoreAddress
-from fairshare.storage.database import Database, StoreTooNew
+from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
-from fairshare.storage.schema import ledger, metadata
+from fairshare.storage.schema import REVISION, ledger, metadata
 from support.storing import Run, row
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -62,6 +64,12 @@ def test_a_store_of_a_newer_version_is_refused(run: Run) -> None:
 
 def test_the_fields_of_a_ledger_row_are_the_columns_in_their_order() -> None:
     assert tuple(column.name for column in ledger.c) == LedgerRow.__struct_fields__
+
+
+def test_the_revision_of_the_schema_is_the_last_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_heads() == [REVISION]
 
 
 # --- ledger -------------------------------------------------------------------------------------------------------

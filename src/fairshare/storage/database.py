@@ -11,16 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, event
+from sqlalchemy import URL, Connection, event, inspect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from fairshare.errors import OperatorError, TryElsewhere
 from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
+from fairshare.storage.schema import REVISION
 
 LOCK_WAIT_SECONDS = 2.0
 """How long a statement waits for another process that has the SQLite file locked."""
@@ -75,6 +72,9 @@ class Database:
         """
         if isinstance(self.address, SqliteFile):
             _create_private(self.address.path)
+        async with self.reading() as connection:
+            if await connection.run_sync(_revision) == REVISION:
+                return
         async with self.writing(patience_seconds=60.0) as connection:
             if isinstance(self.address, PostgresServer):
                 await connection.exec_driver_sql(f"select pg_advisory_xact_lock({_MIGRATION_LOCK})")
@@ -176,12 +176,24 @@ def _create_private(path: Path) -> None:
         raise StoreUnavailable(f"the store {path} cannot be written ({reason})") from None
 
 
+def _revision(connection: Connection) -> str | None:
+    """How far the store was migrated; None: not at all."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.exec_driver_sql("select version_num from alembic_version").scalar()
+
+
 def _upgrade(connection: Connection, shown: str) -> None:
+    # Heavy, and seldom needed.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     known = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
-    current = MigrationContext.configure(connection).get_current_revision()
+    current = _revision(connection)
     if current is not None and current not in known:
         raise StoreTooNew(
             f"the store {shown} was upgraded by a newer fairshare (revision {current}); "

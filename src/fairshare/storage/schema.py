@@ -20,6 +20,9 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+REVISION = "0001"
+"""The last of the `migrations/`: what a store that is up to date says."""
+
 DOUBLE: Double[float] = Double()
 
 changes = Table(
