@@ -329,6 +329,20 @@ def test_weighted_goes_by_start_tags_with_the_share_as_weight() -> None:
     assert (order.count("A"), order.count("B")) == (8, 4)
 
 
+def test_weighted_takes_level_fairshare_over_the_teams_with_what_is_on_its_way() -> None:
+    desk = Desk(8, {"A": "1/4", "B": "1/4"}, borrow_order=WEIGHTED)
+    desk.submit("A")
+    desk.release("A1", cost=2.0)
+    desk.submit("A")  # expected to cost 2 as well
+    desk.pool.set_usage("B", 1.0)
+    desk.note(desk.queue.tick())
+    teams = desk.queue._teams
+    desk.submit("B")
+    # A: half of the shares, 2 + 2 of 4 + 1 + 2 cost units; B is expected to cost what requests cost here.
+    assert desk.queue._level_fairshare(teams["A"]) == pytest.approx((1 / 2) / (4 / 7))
+    assert desk.queue._level_fairshare(teams["B"]) == pytest.approx((1 / 2) / (3 / 7))
+
+
 def test_weighted_bounds_what_a_weekend_of_idle_capacity_does() -> None:
     # A took 1000 times more of its share than B; it still gets a part (weights 1/2 and 2: one in five).
     desk = Desk(12, {"A": "1/12", "B": "1/12"}, borrow_order=WEIGHTED)
