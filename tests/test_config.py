@@ -445,8 +445,6 @@ def test_teams_without_a_share_and_shares_without_a_key_are_warnings() -> None:
 def test_a_file_without_any_key_is_a_warning() -> None:
     # With a store they may be there.
     assert read(pool_with("half_life: 7d")).warnings == ()
-    # With a store they may be there.
-    assert read(pool_with("half_life: 7d")).warnings == ()
     assert any("every request will be refused" in warning for warning in read(pool_with("half_life: 7d") + "\nstore: none").warnings)
 
 
