@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairshare.simulator import scenario
@@ -78,3 +79,11 @@ def test_an_empty_file_and_a_missing_one_are_explained(tmp_path: Path) -> None:
         parse("")
     with pytest.raises(ScenarioError, match="cannot be read"):
         scenario.load(tmp_path / "nothing.yaml")
+
+
+def test_the_reference_names_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "scenario-file.md").read_text()
+    records = (scenario.Scenario, scenario.PoolPlan, scenario.Engines, scenario.Hold, scenario.Team, scenario.Load)
+    for record in (*records, scenario.TracePlan, scenario.Change):
+        for field in msgspec.structs.fields(record):
+            assert f"`{field.encode_name}`" in page, f"{record.__name__}: {field.encode_name}"

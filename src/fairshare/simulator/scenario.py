@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 import yaml
 
-from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
+from fairshare.core.decisions import BorrowOrder, HoldOptions
 from fairshare.core.priority import ServiceClass
 from fairshare.engine.scheduler import SchedulerConfig
 from fairshare.errors import OperatorError
@@ -150,7 +150,6 @@ class PoolPlan(_Strict, frozen=True, kw_only=True):
     capacity: int
     """C, in slots, of all its engines together."""
     half_life: Seconds = Seconds(7 * 86400.0)
-    dispatch: Mode = Mode.HOLD
     hold: Hold = Hold()
     engines: Engines = Engines()
     fallback: str = ""
