@@ -288,6 +288,34 @@ def test_a_wrong_value_is_named_with_its_path_and_what_was_found(entry: str, whe
     assert message in problem
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "capacity: {}",
+        "half_life: {}d",
+        "hold: {{max_held_bytes: {}GiB}}",
+        "hold: {{longest_wait: {}h}}",
+        "cost: {{prompt: {}}}",
+        "shares: {{a: 1/{}}}",
+        "shares: {{a: {}}}",
+        "shares: {{a: 0.{}}}",
+    ],
+)
+def test_a_number_with_hundreds_or_thousands_of_digits_is_a_wrong_value(entry: str) -> None:
+    # Python reads no integer of more than 4300 digits, and no float holds more than 308.
+    for digits in (400, 5000):
+        key = entry.partition(":")[0]
+        text = POOL % entry.format("1" * digits)
+        if key in ("capacity", "shares"):
+            text = text.replace(f"{key}: {'16' if key == 'capacity' else '{a: 1}'}, ", "", 1)
+        assert f"pools[0].{key}" in only_problem(text)
+
+
+def test_a_secret_file_whose_name_holds_a_zero_byte_is_a_wrong_value() -> None:
+    (problem,) = problems(with_instance('api_key_file: "a\\0b"'))
+    assert "is no path of a file" in problem
+
+
 @pytest.mark.parametrize("share", ["1/0", "-0.1", "nan", "inf", "1e-1", "2", "1/2/3", "half", "'٣'"])
 def test_a_share_that_is_no_number_between_0_and_1_is_refused(share: str) -> None:
     problem = only_problem((POOL % "half_life: 7d").replace("{a: 1}", f"{{a: {share}}}"))
@@ -445,7 +473,10 @@ def test_teams_without_a_share_and_shares_without_a_key_are_warnings() -> None:
 def test_a_file_without_any_key_is_a_warning() -> None:
     # With a store they may be there.
     assert read(pool_with("half_life: 7d")).warnings == ()
-    assert any("every request will be refused" in warning for warning in read(pool_with("half_life: 7d") + "\nstore: none").warnings)
+    assert any(
+        "every request will be refused" in warning
+        for warning in read(pool_with("half_life: 7d") + "\nstore: none").warnings
+    )
 
 
 # --- Secrets ------------------------------------------------------------------------------------------------------

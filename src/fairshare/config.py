@@ -320,12 +320,13 @@ _YAML_OTHERS = re.compile(
     r"[yYnN]|[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+|0o[0-7]+"
 )
 _TEXT_TAG = "tag:yaml.org,2002:str"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+# Digits are bounded: Python refuses to read thousands of them, and no float holds hundreds.
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(ms|s|m|h|d|w)")
 _DURATION_SECONDS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)?")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(B|KiB|MiB|GiB)?")
 _SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_DECIMAL = re.compile(r"\d+(\.\d+)?")
-_SHARE = re.compile(r"\d+(\.\d+)?|\d+\s*/\s*\d+")
+_DECIMAL = re.compile(r"\d{1,15}(\.\d{1,100})?")
+_SHARE = re.compile(r"\d{1,15}(\.\d{1,100})?|\d{1,100}\s*/\s*\d{1,100}")
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -361,7 +362,7 @@ def _pool_name(place: _Place) -> str:
 
 def _integer(place: _Place, lowest: int) -> int:
     text = place.text(f"a whole number of at least {lowest}")
-    if not text.isascii() or not text.isdigit() or int(text) < lowest or len(text) > 15:
+    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < lowest:
         raise place.invalid(f'must be a whole number of at least {lowest}, written with digits only, found "{text}"')
     return int(text)
 
@@ -532,6 +533,8 @@ def _secret_from_file(place: _Place) -> str | None:
         raise place.invalid(f"{path} cannot be read ({_reason(error)})") from None
     except UnicodeDecodeError:
         raise place.invalid(f"{path} is not text; it must hold the secret and nothing else") from None
+    except ValueError:  # a zero byte
+        raise place.invalid(f"{str(path)!r} is no path of a file") from None
     return _checked_secret(place, value.strip(), str(path))
 
 
