@@ -6,6 +6,7 @@ Everything that decides runs on one event loop's thread; only the configuration 
 import asyncio
 import logging
 import resource
+import secrets
 import signal
 import ssl
 from collections.abc import Coroutine, Iterable, Mapping
@@ -18,17 +19,19 @@ from typing import Any
 import uvloop
 
 from fairshare import clock
+from fairshare.accounts.service import Accounts
 from fairshare.config import ConfigError, Settings, load
 from fairshare.core.decisions import DispatchQueue, Instance
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.dashboard import status_page
 from fairshare.gateway.accounts import LiveAccounts
+from fairshare.gateway.accounts_api import AccountsApi
 from fairshare.gateway.admin import AdminServer, admin_app
 from fairshare.gateway.data_port import DataPort
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.engine_http import Failure
-from fairshare.gateway.identity import StaticDirectory, identities_of
+from fairshare.gateway.identity import StaticDirectory, identities_of, new_key
 from fairshare.gateway.instances import InstanceSupervisor
 from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.listening import bound_to, listening_socket
@@ -130,8 +133,9 @@ class Gateway:
         self._accounts: LiveAccounts | None = None
         self._borrowing: frozenset[str] = frozenset()
         """Teams that are over a soft budget and may only borrow."""
+        api: AccountsApi | None = None
         if self._spec.store is not None:
-            self._ledger, self._accounts = self._accounting(self._spec.store)
+            self._ledger, self._accounts, api = self._accounting(self._spec.store)
         self._directory = self._accounts or StaticDirectory.of(self._spec.teams)
         self._metrics = Metrics(self.pools, lambda: self._driver.counters, self._ledger_counts)
         self._driver = PoolDriver(
@@ -148,6 +152,8 @@ class Gateway:
                 not_ready=self.not_ready,
                 page=status_page(),
                 key=lambda: self._spec.admin.key,
+                accounts=[] if api is None else api.routes(),
+                operator=lambda sha256: None if self._accounts is None else self._accounts.operator(sha256),
             )
         )
         self._tls: ssl.SSLContext | None = None
@@ -338,7 +344,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ building
 
-    def _accounting(self, spec: StoreSpec) -> tuple[Ledger, LiveAccounts]:
+    def _accounting(self, spec: StoreSpec) -> tuple[Ledger, LiveAccounts, AccountsApi]:
         database = Database(spec.address)
         ledger = Ledger(
             database,
@@ -355,7 +361,8 @@ class Gateway:
             wall=clock.wall,
             ticked=self._accounts_ticked,
         )
-        return ledger, accounts
+        service = Accounts(AccountStore(database), wall=clock.wall, new_secret=lambda: new_key(secrets.token_bytes))
+        return ledger, accounts, AccountsApi(service, LedgerStore(database), clock.wall)
 
     def _accounts_ticked(self) -> None:
         """The store was looked at: other teams may have labels, and others may only borrow."""

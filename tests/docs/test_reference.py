@@ -15,6 +15,7 @@ from fairshare.config import SECTIONS, parse
 from fairshare.core.decisions import HoldOptions
 from fairshare.core.priority import Standing
 from fairshare.dashboard import status_page
+from fairshare.gateway.accounts_api import OPERATIONS
 from fairshare.gateway.admin import OPEN_PATHS, admin_app
 from fairshare.gateway.metrics import METRICS, Metrics
 from fairshare.gateway.options import Limits, Timeouts
@@ -234,6 +235,11 @@ def test_the_table_of_the_admin_port_has_every_route_and_no_other() -> None:
     documented = {words(row[0])[0]: row[1] for row in rows(sections(page("http-api.md"))["The admin port"])}
     assert set(documented) == {getattr(route, "path", None) for route in starlette.routes}
     assert {path for path, text in documented.items() if "Needs no key" in text} == OPEN_PATHS
+
+
+def test_the_table_of_the_accounts_has_every_operation_and_no_other() -> None:
+    documented = [(row[0], words(row[1])[0], row[2]) for row in rows(sections(page("http-api.md"))["The accounts"])]
+    assert documented == [(each.method, each.path, each.what) for each in OPERATIONS]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def test_anthropics_types_follow_the_status() -> None:
     assert {problem.status: anthropic_type(problem) for problem in PROBLEMS} == {
         400: "invalid_request_error",
         401: "authentication_error",
+        403: "permission_error",
         404: "not_found_error",
+        409: "invalid_request_error",
         405: "invalid_request_error",
         408: "invalid_request_error",
         413: "request_too_large",

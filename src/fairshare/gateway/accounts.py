@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from fairshare.accounts.gate import DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.rights import Actor, Role
 from fairshare.accounts.service import Tree
 from fairshare.clock import Clock
 from fairshare.core.priority import ServiceClass
@@ -60,6 +61,7 @@ class LiveAccounts:
         self._version = -1
         self._keys_version = 0
         self._tree = Tree(())
+        self._operators: dict[bytes, Actor] = {}
         self._live: dict[bytes, LiveKey] = {}
         self._identities: dict[bytes, tuple[Identity, float]] = {}
         """Key → who it is, and until when (wall clock). Made when a key is first seen, gone when anything changes."""
@@ -98,6 +100,10 @@ class LiveAccounts:
     def teams(self) -> list[str]:
         """Every team of the store."""
         return [node.path for node in self._tree.nodes if node.kind == "team"]
+
+    def operator(self, sha256: bytes) -> Actor | None:
+        """Who has a role, by the SHA-256 of the key that they show."""
+        return self._operators.get(sha256)
 
     # ------------------------------------------------------------------ gate
 
@@ -203,6 +209,10 @@ class LiveAccounts:
     def _take(self, rules: Rules) -> None:
         self._tree = Tree(rules.nodes)
         self._gate.load(rules, self._wall())
+        self._operators = {
+            bytes.fromhex(row.sha256): Actor(name=f"operator {row.id}", role=Role(row.role), node_id=row.node_id)
+            for row in rules.operators
+        }
         self._identities.clear()
         # Requests that run are charged by key id, so what those ids stand for must be new too.
         for sha256 in tuple(self._seen.values()):

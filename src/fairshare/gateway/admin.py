@@ -1,6 +1,6 @@
-"""The admin port: health, readiness, metrics, the state of the pools as JSON, and the status page.
+"""The admin port: health, readiness, metrics, the state of the pools as JSON, the status page, and the accounts.
 
-Nothing here is hot and nothing here changes anything: every route is a GET.
+Nothing here is hot. Only the accounts can be changed (`fairshare.gateway.accounts_api`); every other route is a GET.
 """
 
 import base64
@@ -22,6 +22,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fairshare.accounts.rights import Actor
+from fairshare.gateway.accounts_api import ACTOR
 from fairshare.gateway.metrics import CONTENT_TYPE, Metrics
 from fairshare.gateway.status import PoolStatus
 from fairshare.wire.problems import INVALID_API_KEY, METHOD_NOT_ALLOWED, NOT_FOUND, openai_error
@@ -47,6 +49,8 @@ def admin_app(
     not_ready: Callable[[], str | None],
     page: Page,
     key: Callable[[], str | None],
+    accounts: Sequence[Route] = (),
+    operator: Callable[[bytes], Actor | None] = lambda _: None,
 ) -> ASGIApp:
     """The admin application.
 
@@ -56,6 +60,8 @@ def admin_app(
         not_ready: why the gateway should get no traffic now; None: it should.
         page: the status page.
         key: the admin key in force; None: none is configured, and the port listens on loopback only.
+        accounts: the routes of the accounts.
+        operator: who has a role by the SHA-256 of what they show; they reach the accounts and nothing else.
     """
     encoder = msgspec.json.Encoder()
 
@@ -85,7 +91,8 @@ def admin_app(
     async def answer_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            problem, message = METHOD_NOT_ALLOWED, f"{request.method} is not possible here; use GET."
+            allowed = (error.headers or {}).get("Allow", "GET")
+            problem, message = METHOD_NOT_ALLOWED, f"{request.method} is not possible here; use {allowed}."
         else:
             problem = NOT_FOUND
             message = "There is nothing here; see /, /api/v1/pools, /metrics, /healthz and /readyz."
@@ -98,11 +105,12 @@ def admin_app(
             Route("/readyz", readyz),
             Route("/metrics", scrape),
             Route("/api/v1/pools", pool_states),
+            *accounts,
             Route("/", status_page),
         ],
         exception_handlers={404: answer_error, 405: answer_error},
     )
-    return _Guard(app, key)
+    return _Guard(app, key, operator, bool(accounts))
 
 
 def _json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -112,16 +120,30 @@ def _json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None =
 class _Guard:
     """Lets in who may see: with a configured key, whoever shows it; without one, this machine only."""
 
-    def __init__(self, app: ASGIApp, key: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        key: Callable[[], str | None],
+        operator: Callable[[bytes], Actor | None],
+        has_accounts: bool,
+    ) -> None:
         self._app = app
         self._key = key
+        self._operator = operator
+        self._has_accounts = has_accounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         headers = dict(reversed(scope["headers"]))
+        given = _presented_key(headers.get(b"authorization", b""))
+        actor = None if given is None else self._operator(hashlib.sha256(given).digest())
+        if actor is not None and self._has_accounts and _is_of_accounts(scope["path"]):
+            await self._app({**scope, ACTOR: actor}, receive, send)
+            return
         refusal = self._refusal(headers)
+        scope = {**scope, ACTOR: Actor(name="local" if self._key() is None else "admin key")}
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, headers: Mapping[bytes, bytes]) -> Response | None:
@@ -147,6 +169,10 @@ class _Guard:
             status=INVALID_API_KEY.status,
             headers={"WWW-Authenticate": 'Basic realm="fairshare admin", charset="UTF-8"'},
         )
+
+
+def _is_of_accounts(path: str) -> bool:
+    return path.startswith("/api/v1/") and path != "/api/v1/pools"
 
 
 def _presented_key(authorization: bytes) -> bytes | None:

@@ -35,9 +35,13 @@ INVALID_REQUEST = Problem("invalid_request", 400, _CALLER)
 INVALID_API_KEY = Problem("invalid_api_key", 401, _CALLER)
 MODEL_NOT_FOUND = Problem("model_not_found", 404, _CALLER)
 NOT_FOUND = Problem("not_found", 404, _CALLER)
+FORBIDDEN = Problem("forbidden", 403, _CALLER)
+"""Admin port: the role does not reach this."""
 METHOD_NOT_ALLOWED = Problem("method_not_allowed", 405, _CALLER)
 REQUEST_TIMEOUT = Problem("request_timeout", 408, _CALLER)
 """The client did not send its headers or body in time."""
+CONFLICT = Problem("conflict", 409, _CALLER)
+"""Admin port: it cannot be, as things are."""
 REQUEST_TOO_LARGE = Problem("request_too_large", 413, _CALLER)
 UNSUPPORTED_MEDIA_TYPE = Problem("unsupported_media_type", 415, _CALLER)
 HEADERS_TOO_LARGE = Problem("headers_too_large", 431, _CALLER)
@@ -54,6 +58,8 @@ UPSTREAM_BROKE = Problem("upstream_broke", 502, _SERVER, retry_after_seconds=1)
 """The engine's answer ended early or made no sense as HTTP."""
 HELD_TOO_LONG = Problem("held_too_long", 503, _SERVER, retry_after_seconds=5)
 NO_INSTANCE = Problem("no_instance", 503, _SERVER, retry_after_seconds=5)
+STORE_UNAVAILABLE = Problem("store_unavailable", 503, _SERVER, retry_after_seconds=5)
+"""Admin port: the store does not answer. Clients never see it."""
 SHUTTING_DOWN = Problem("shutting_down", 503, _SERVER, retry_after_seconds=1)
 TOO_MANY_CONNECTIONS = Problem("too_many_connections", 503, _SERVER, retry_after_seconds=1)
 UPSTREAM_TIMEOUT = Problem("upstream_timeout", 504, _SERVER, retry_after_seconds=1)
@@ -62,9 +68,11 @@ PROBLEMS: tuple[Problem, ...] = (
     INVALID_REQUEST,
     INVALID_API_KEY,
     MODEL_NOT_FOUND,
+    FORBIDDEN,
     NOT_FOUND,
     METHOD_NOT_ALLOWED,
     REQUEST_TIMEOUT,
+    CONFLICT,
     REQUEST_TOO_LARGE,
     UNSUPPORTED_MEDIA_TYPE,
     HEADERS_TOO_LARGE,
@@ -78,6 +86,7 @@ PROBLEMS: tuple[Problem, ...] = (
     UPSTREAM_BROKE,
     HELD_TOO_LONG,
     NO_INSTANCE,
+    STORE_UNAVAILABLE,
     SHUTTING_DOWN,
     TOO_MANY_CONNECTIONS,
     UPSTREAM_TIMEOUT,
@@ -191,6 +200,8 @@ def anthropic_type(problem: Problem) -> str:
     match problem.status:
         case 401:
             return "authentication_error"
+        case 403:
+            return "permission_error"
         case 404:
             return "not_found_error"
         case 413:

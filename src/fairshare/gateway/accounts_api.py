@@ -1,0 +1,425 @@
+"""The accounts over HTTP, on the admin port: JSON both ways, one table of operations, and its OpenAPI document.
+
+Who asks is in `scope["fairshare.actor"]`, put there by the admin port's guard.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fairshare.accounts import periods, reports
+from fairshare.accounts.periods import Period
+from fairshare.accounts.reports import Report
+from fairshare.accounts.rights import Act, Actor, Forbidden, Role, check
+from fairshare.accounts.service import (
+    Accounts,
+    Budget,
+    Class,
+    Conflict,
+    Key,
+    Limit,
+    LimitKind,
+    NewKey,
+    Node,
+    NotThere,
+    Operator,
+)
+from fairshare.clock import Clock
+from fairshare.errors import CallerError, OperatorError
+from fairshare.storage.accounts import AuditRow
+from fairshare.storage.database import StoreUnavailable
+from fairshare.storage.ledger import LedgerStore
+from fairshare.wire.problems import (
+    CONFLICT,
+    FORBIDDEN,
+    INVALID_REQUEST,
+    NOT_FOUND,
+    REQUEST_TOO_LARGE,
+    STORE_UNAVAILABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    Problem,
+    openai_error,
+)
+
+ACTOR = "fairshare.actor"
+"""The key of the ASGI scope that holds who asks."""
+
+MAX_BODY_BYTES = 1 << 20
+MAX_PAGE = 1000
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list."""
+
+    data: Sequence[Any]
+    next: str | None = None
+    """What to give as `after` for the next page; null: this was the last."""
+
+
+class NewNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An organisation, team or project to add."""
+
+    name: str
+    organisation: str | None = None
+    """For a team only: whose it is."""
+    models: list[str] | None = None
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which models may be used; null: all that the level above may."""
+
+    models: list[str] | None
+
+
+class KeyWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key to make."""
+
+    owner: str
+    service_class: Class = "interactive"
+    models: list[str] | None = None
+    tag: str = ""
+    note: str = ""
+    expires_at: float | None = None
+
+
+class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to rotate a key."""
+
+    overlap_seconds: float = 86400.0
+
+
+class LimitWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A limit to set; null: to take away."""
+
+    owner: str
+    kind: LimitKind
+    value: int | None
+
+
+class BudgetWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A budget to add."""
+
+    owner: str
+    period: Period
+    time_zone: str = "UTC"
+    hard_cost_units: float | None = None
+    soft_cost_units: float | None = None
+    borrow_over_soft: bool = False
+    model: str | None = None
+    tag: str | None = None
+
+
+class IncreaseWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """More of a budget until a moment (seconds since 1970-01-01 UTC)."""
+
+    cost_units: float
+    until: float
+
+
+class OperatorWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A role to give."""
+
+    role: Role
+    reach: str
+    note: str = ""
+
+
+class Made(msgspec.Struct, frozen=True):
+    """The number of what was made."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to the API, read and checked."""
+
+    actor: Actor
+    path: dict[str, str]
+    query: dict[str, str]
+    body: Any
+
+    @property
+    def limit(self) -> int:
+        text = self.query.get("limit", "100")
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_PAGE:
+            raise CallerError(f"limit must be between 1 and {MAX_PAGE}, found {text[:20]!r}")
+        return int(text)
+
+    def number(self, name: str, text: str) -> int:
+        if not text.isascii() or not text.isdigit() or len(text) > 15:
+            raise CallerError(f"{name} must be a whole number, found {text[:20]!r}")
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the table."""
+
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    what: str
+    body: type[msgspec.Struct] | None
+    answer: Any
+    """What it answers with; None: nothing (204)."""
+    query: tuple[str, ...] = ()
+
+
+KINDS = {"organisations": "organisation", "teams": "team", "projects": "project"}
+
+OPERATIONS: tuple[Operation, ...] = (
+    *(
+        operation
+        for plural, kind in KINDS.items()
+        for operation in (
+            Operation("GET", f"/api/v1/{plural}", f"Every {kind} that the caller may see.", None, list[Node]),
+            Operation("POST", f"/api/v1/{plural}", f"Add a {kind}.", NewNode, Node),
+            Operation("PUT", f"/api/v1/{plural}/{{name}}/models", f"Which models the {kind} may use.", Models, Node),
+            Operation("DELETE", f"/api/v1/{plural}/{{name}}", f"Remove a {kind} with nothing in it.", None, None),
+        )
+    ),
+    Operation("GET", "/api/v1/keys", "Keys, by id.", None, list[Key], ("limit", "after")),
+    Operation("POST", "/api/v1/keys", "Make a key; it is shown this once.", KeyWanted, NewKey),
+    Operation("POST", "/api/v1/keys/{id}/rotate", "Give a key something new to show.", Rotation, NewKey),
+    Operation("DELETE", "/api/v1/keys/{id}", "Revoke a key.", None, None),
+    Operation("GET", "/api/v1/limits", "Every limit.", None, list[Limit]),
+    Operation("PUT", "/api/v1/limits", "Set a limit, or take it away.", LimitWanted, None),
+    Operation("GET", "/api/v1/budgets", "Every budget.", None, list[Budget]),
+    Operation("POST", "/api/v1/budgets", "Add a budget.", BudgetWanted, Made),
+    Operation("POST", "/api/v1/budgets/{id}/increases", "More of a budget for a time.", IncreaseWanted, None),
+    Operation("DELETE", "/api/v1/budgets/{id}", "Take a budget away.", None, None),
+    Operation("GET", "/api/v1/operators", "Who has which role.", None, list[Operator]),
+    Operation("POST", "/api/v1/operators", "Give a role; its key is shown this once.", OperatorWanted, NewKey),
+    Operation("DELETE", "/api/v1/operators/{id}", "Take a role away.", None, None),
+    Operation("GET", "/api/v1/audit", "Changes, newest first.", None, list[AuditRow], ("limit", "after")),
+    Operation(
+        "GET",
+        "/api/v1/report",
+        "What was used in a month, as `fairshare report --format json`.",
+        None,
+        Report,
+        ("month", "by", "time_zone"),
+    ),
+)
+"""Every operation, for the routes, the OpenAPI document, the reference page and their tests."""
+
+
+class AccountsApi:
+    """Answers the operations."""
+
+    def __init__(self, accounts: Accounts, ledger: LedgerStore, wall: Clock) -> None:
+        self._accounts = accounts
+        self._ledger = ledger
+        self._wall = wall
+        self._openapi = msgspec.json.encode(openapi())
+
+    def routes(self) -> list[Route]:
+        by_path: dict[str, dict[str, Operation]] = {}
+        for operation in OPERATIONS:
+            by_path.setdefault(operation.path, {})[operation.method] = operation
+        # A project's name has a slash in it; what is more exact comes first.
+        routes = [
+            Route(path.replace("{name}", "{name:path}"), partial(self._answer, methods), methods=list(methods))
+            for path, methods in sorted(by_path.items(), key=lambda item: -item[0].count("/"))
+        ]
+        return [Route("/api/v1/openapi.json", self._document), *routes]
+
+    async def _document(self, _: Request) -> Response:
+        return _json(self._openapi)
+
+    async def _answer(self, methods: dict[str, Operation], request: Request) -> Response:
+        operation = methods.get("GET" if request.method == "HEAD" else request.method)
+        assert operation is not None  # Starlette answers other methods
+        try:
+            body = await _body(request, operation.body)
+            asked = Asked(request.scope[ACTOR], dict(request.path_params), dict(request.query_params), body)
+            answer = await self._do(operation, asked)
+        except _Refused as refused:
+            return _problem(refused.problem, str(refused))
+        except NotThere as error:
+            return _problem(NOT_FOUND, _sentence(error))
+        except Conflict as error:
+            return _problem(CONFLICT, _sentence(error))
+        except Forbidden as error:
+            return _problem(FORBIDDEN, _sentence(error))
+        except (CallerError, OperatorError) as error:
+            return _problem(INVALID_REQUEST, _sentence(error))
+        except StoreUnavailable:
+            return _problem(STORE_UNAVAILABLE, "The store does not answer now. Try again.")
+        if answer is None:
+            return Response(status_code=204, headers=HEADERS)
+        return _json(msgspec.json.encode(answer), status=201 if operation.method == "POST" else 200)
+
+    async def _do(self, operation: Operation, asked: Asked) -> Any:
+        accounts, actor, body = self._accounts, asked.actor, asked.body
+        first, _, rest = operation.path.removeprefix("/api/v1/").partition("/")
+        if first in KINDS:
+            return await self._do_with_node(operation.method, KINDS[first], asked)
+        match operation.method, first, rest:
+            case "GET", "keys", "":
+                keys = await accounts.keys(actor, limit=asked.limit + 1, after=asked.query.get("after"))
+                return _page(keys, asked.limit, lambda key: key.id)
+            case "POST", "keys", "":
+                values = msgspec.structs.asdict(body)
+                return await accounts.add_key(actor, values.pop("owner"), **values)
+            case "POST", "keys", _:
+                return await accounts.rotate_key(actor, asked.path["id"], overlap_seconds=body.overlap_seconds)
+            case "DELETE", "keys", _:
+                return await accounts.revoke_key(actor, asked.path["id"])
+            case "GET", "limits", _:
+                return Page(await accounts.limits(actor))
+            case "PUT", "limits", _:
+                return await accounts.set_limit(actor, body.owner, body.kind, body.value)
+            case "GET", "budgets", _:
+                return Page(await accounts.budgets(actor))
+            case "POST", "budgets", "":
+                values = msgspec.structs.asdict(body)
+                return Made(await accounts.add_budget(actor, values.pop("owner"), **values))
+            case "POST", "budgets", _:
+                number = asked.number("the budget", asked.path["id"])
+                return await accounts.increase_budget(actor, number, cost_units=body.cost_units, until=body.until)
+            case "DELETE", "budgets", _:
+                return await accounts.remove_budget(actor, asked.number("the budget", asked.path["id"]))
+            case "GET", "operators", _:
+                return Page(await accounts.operators(actor))
+            case "POST", "operators", _:
+                return await accounts.add_operator(actor, role=body.role, reach=body.reach, note=body.note)
+            case "DELETE", "operators", _:
+                return await accounts.revoke_operator(actor, asked.path["id"])
+            case "GET", "audit", _:
+                after = asked.query.get("after")
+                rows = await accounts.audit(
+                    actor, limit=asked.limit + 1, after=None if after is None else asked.number("after", after)
+                )
+                return _page(rows, asked.limit, lambda row: str(row.id))
+            case "GET", "report", _:
+                return await self._report(asked)
+            case _:
+                raise AssertionError(f"{operation.method} {operation.path} is in the table and not here")
+
+    async def _do_with_node(self, method: str, kind: str, asked: Asked) -> Any:
+        accounts, actor, body = self._accounts, asked.actor, asked.body
+        match method:
+            case "GET":
+                return Page(await accounts.nodes(actor, kind))
+            case "POST":
+                if body.organisation is not None and kind != "team":
+                    raise CallerError(f"a {kind} is not added to an organisation; leave that out")
+                return await accounts.add_node(actor, kind, body.name, parent=body.organisation, models=body.models)
+            case "PUT":
+                return await accounts.set_models(actor, kind, asked.path["name"], body.models)
+            case _:
+                return await accounts.remove_node(actor, kind, asked.path["name"])
+
+    async def _report(self, asked: Asked) -> Report:
+        check(asked.actor, Act.SEE, None, {})
+        where = periods.zone(asked.query.get("time_zone", "UTC"))
+        month = asked.query.get("month")
+        if month is None:
+            span = periods.around(Period.MONTH, self._wall(), where)
+        else:
+            span = periods.month(month, where)
+        by = reports.dimensions(asked.query.get("by", "team"))
+        return await reports.report(self._ledger, span, where=where, by=by, only={})
+
+
+class _Refused(Exception):
+    def __init__(self, problem: Problem, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+async def _body(request: Request, kind: type[msgspec.Struct] | None) -> Any:
+    """The body of a request as a checked record."""
+    if kind is None:
+        return None
+    # A page of another site can send a form without asking, but not this type: its browser asks us first.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise _Refused(UNSUPPORTED_MEDIA_TYPE, "Send a body of the type application/json.")
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BODY_BYTES:
+            raise _Refused(REQUEST_TOO_LARGE, f"The body is longer than {MAX_BODY_BYTES} bytes.")
+        pieces.append(piece)
+    try:
+        return msgspec.json.decode(b"".join(pieces), type=kind)
+    except msgspec.MsgspecError as error:
+        raise _Refused(INVALID_REQUEST, f"The body is not as it must be: {error}.") from None
+
+
+def _page(rows: Sequence[Any], limit: int, name: Callable[[Any], str]) -> Page:
+    """`rows`: one more than fit, if there are more."""
+    return Page(rows[:limit], name(rows[limit - 1]) if len(rows) > limit else None)
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:] + "."
+
+
+def _problem(problem: Problem, message: str) -> Response:
+    headers = {} if problem.retry_after_seconds is None else {"Retry-After": str(problem.retry_after_seconds)}
+    return _json(openai_error(problem, message), status=problem.status, headers=headers)
+
+
+def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, media_type="application/json", headers=HEADERS | (headers or {}))
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the operations."""
+    kinds = [operation.body for operation in OPERATIONS if operation.body] + [
+        operation.answer for operation in OPERATIONS if operation.answer is not None
+    ]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, schema_of)
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fairshare accounts", "version": version("fairshare")},
+        "paths": paths,
+        "components": {
+            "schemas": components | {"Error": error},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _described(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    described: dict[str, Any] = {
+        "summary": operation.what,
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+        + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in operation.query],
+        "responses": {"default": {"description": "What is wrong.", **_content({"$ref": "#/components/schemas/Error"})}},
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, **_content(schema_of[repr(operation.body)])}
+    if operation.answer is None:
+        described["responses"]["204"] = {"description": "Done."}
+    else:
+        schema = schema_of[repr(operation.answer)]
+        if schema.get("type") == "array":
+            next_page = {"type": ["string", "null"]}
+            schema = {"type": "object", "properties": {"data": schema, "next": next_page}, "required": ["data", "next"]}
+        status = "201" if operation.method == "POST" else "200"
+        described["responses"][status] = {"description": "The answer.", **_content(schema)}
+    return described
+
+
+def _content(schema: Any) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}

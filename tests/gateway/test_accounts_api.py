@@ -1,0 +1,245 @@
+"""The accounts over HTTP: what it answers, who may, and that its document says so."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fairshare.accounts.rights import Actor
+from fairshare.accounts.service import Accounts
+from fairshare.gateway.accounts import LiveAccounts
+from fairshare.gateway.accounts_api import OPERATIONS, AccountsApi, openapi
+from fairshare.gateway.admin import Page, admin_app
+from fairshare.gateway.ledger import Ledger
+from fairshare.gateway.metrics import Metrics
+from fairshare.gateway.ports import Counters
+from fairshare.storage.accounts import AccountStore
+from fairshare.storage.address import SqliteFile
+from fairshare.storage.database import Database
+from fairshare.storage.ledger import LedgerStore
+from gateway.rig import FakeClock
+from support.storing import row
+
+ADMIN = {"Authorization": "Bearer the-admin-key"}
+
+
+class Site:
+    def __init__(self, path: Path) -> None:
+        self.database = Database(SqliteFile(path))
+        wall = FakeClock()
+        self.wall = wall
+        store, ledger_store = AccountStore(self.database), LedgerStore(self.database)
+        secrets = (f"fs-secret-{number}" for number in range(100))
+        self.service = Accounts(store, wall=wall, new_secret=lambda: next(secrets))
+        ledger = Ledger(self.database, pools=dict, wall=wall, keep_seconds=1e9)
+        self.live = LiveAccounts(store, ledger_store, ledger, configured={}, wall=wall)
+        counters = Counters()
+        app = admin_app(
+            pools=lambda: (),
+            metrics=Metrics(lambda: (), lambda: counters),
+            not_ready=lambda: None,
+            page=Page(html=b"", content_security_policy=""),
+            key=lambda: "the-admin-key",
+            accounts=AccountsApi(self.service, ledger_store, wall).routes(),
+            operator=self.live.operator,
+        )
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081")
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, headers: dict[str, str] = ADMIN, expect: int = 200
+    ) -> Any:
+        answer = await self.client.request(method, f"/api/v1/{path}", json=body, headers=headers)
+        assert answer.status_code == expect, answer.text
+        return answer.json() if answer.content else None
+
+    async def operator(self, role: str, reach: str) -> dict[str, str]:
+        made = await self.ask("POST", "operators", {"role": role, "reach": reach}, expect=201)
+        await self.live._look()  # pyright: ignore[reportPrivateUsage]
+        return {"Authorization": f"Bearer {made['key']}"}
+
+
+def on(tmp_path: Path, migrated_file: Path, main: Callable[[Site], Awaitable[None]]) -> None:
+    path = tmp_path / "fairshare.sqlite3"
+    path.write_bytes(migrated_file.read_bytes())
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            site = Site(path)
+            await site.ask("POST", "organisations", {"name": "lab"}, expect=201)
+            await site.ask("POST", "teams", {"name": "search", "organisation": "lab"}, expect=201)
+            await site.ask("POST", "projects", {"name": "search/web", "models": ["tiny"]}, expect=201)
+            await main(site)
+            await site.client.aclose()
+            await site.database.close()
+
+    asyncio.run(bounded())
+
+
+def test_the_tree_can_be_seen_changed_and_taken_down(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        assert (await site.ask("GET", "teams"))["data"] == [
+            {"kind": "team", "name": "search", "parent": "lab", "models": None, "created_at": 1000.0}
+        ]
+        changed = await site.ask("PUT", "projects/search/web/models", {"models": None})
+        assert changed["models"] is None
+        await site.ask("DELETE", "projects/search/web", expect=204)
+        await site.ask("DELETE", "teams/search", expect=204)
+        assert (await site.ask("GET", "teams"))["data"] == []
+        refused = await site.ask("DELETE", "teams/search", expect=404)
+        assert refused["error"]["message"] == "There is no team 'search'."
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_keys_are_made_listed_page_by_page_rotated_and_revoked(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        made = [
+            await site.ask("POST", "keys", {"owner": "team:search", "tag": "nightly"}, expect=201) for _ in range(3)
+        ]
+        first = await site.ask("GET", "keys?limit=2")
+        rest = await site.ask("GET", f"keys?limit=2&after={first['next']}")
+        assert rest["next"] is None
+        assert [key["id"] for key in first["data"] + rest["data"]] == sorted(key["id"] for key in made)
+        assert not any("key" in key or "sha256" in key for key in first["data"])
+        rotated = await site.ask("POST", f"keys/{made[0]['id']}/rotate", {}, expect=201)
+        assert rotated["key"] != made[0]["key"]
+        await site.ask("DELETE", f"keys/{made[0]['id']}", expect=204)
+        await site.ask("DELETE", f"keys/{made[0]['id']}", expect=409)
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_limits_budgets_and_the_audit(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        limit = {"owner": "team:search", "kind": "in_flight", "value": 4}
+        await site.ask("PUT", "limits", limit, expect=204)
+        assert (await site.ask("GET", "limits"))["data"] == [limit]
+        budget = {"owner": "team:search", "period": "month", "hard_cost_units": 5.0}
+        made = await site.ask("POST", "budgets", budget, expect=201)
+        more = {"cost_units": 1.0, "until": 2000.0}
+        await site.ask("POST", f"budgets/{made['id']}/increases", more, expect=204)
+        (shown,) = (await site.ask("GET", "budgets"))["data"]
+        assert (shown["owner"], shown["hard_cost_units"], shown["increases"]) == ("team:search", 5.0, [more])
+        await site.ask("DELETE", f"budgets/{made['id']}", expect=204)
+        audit = await site.ask("GET", "audit?limit=2")
+        assert [(each["actor"], each["action"]) for each in audit["data"]] == [
+            ("admin key", "remove budgets"),
+            ("admin key", "add increases"),
+        ]
+        assert (await site.ask("GET", f"audit?limit=1&after={audit['next']}"))["data"][0]["action"] == "add budgets"
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_an_operator_does_what_its_role_allows_and_nothing_beyond_the_accounts(
+    tmp_path: Path, migrated_file: Path
+) -> None:
+    async def main(site: Site) -> None:
+        member = await site.operator("member", "team:search")
+        made = await site.ask("POST", "keys", {"owner": "project:search/web"}, headers=member, expect=201)
+        assert [key["id"] for key in (await site.ask("GET", "keys", headers=member))["data"]] == [made["id"]]
+        assert (await site.ask("GET", "organisations", headers=member))["data"] == []
+        refused = await site.ask("POST", "projects", {"name": "search/new"}, headers=member, expect=403)
+        assert refused["error"]["code"] == "forbidden"
+        await site.ask("GET", "audit", headers=member, expect=403)
+        await site.ask("GET", "report", headers=member, expect=403)
+        await site.ask("GET", "pools", headers=member, expect=401)
+        await site.ask("GET", "keys", headers={"Authorization": "Bearer fs-nothing"}, expect=401)
+        await site.ask("GET", "keys", headers={}, expect=401)
+        (operator,) = (await site.ask("GET", "operators"))["data"]
+        await site.ask("DELETE", f"operators/{operator['id']}", expect=204)
+        await site.live._look()  # pyright: ignore[reportPrivateUsage]
+        await site.ask("GET", "keys", headers=member, expect=401)
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_what_is_wrong_is_said_in_the_shape_of_every_error(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        for method, path, body, status, code in (
+            ("POST", "teams", {"name": "search", "organisation": "lab"}, 409, "conflict"),
+            ("POST", "teams", {"name": "new"}, 400, "invalid_request"),
+            ("POST", "organisations", {"name": "x", "organisation": "lab"}, 400, "invalid_request"),
+            ("POST", "teams", {"nam": "new"}, 400, "invalid_request"),
+            ("POST", "keys", {"owner": "team:nowhere"}, 404, "not_found"),
+            ("PUT", "limits", {"owner": "team:search", "kind": "speed", "value": 1}, 400, "invalid_request"),
+            ("GET", "keys?limit=0", None, 400, "invalid_request"),
+            ("GET", "audit?after=x", None, 400, "invalid_request"),
+            ("GET", "report?month=never", None, 400, "invalid_request"),
+            ("DELETE", "budgets/x", None, 400, "invalid_request"),
+            ("PATCH", "keys", None, 405, "method_not_allowed"),
+            ("GET", "nothing", None, 404, "not_found"),
+        ):
+            answer = await site.ask(method, path, body, expect=status)
+            assert answer["error"]["code"] == code, path
+        form = await site.client.post("/api/v1/teams", data={"name": "x"}, headers=ADMIN)
+        assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
+        long = {"name": "x" * (1 << 20)}
+        assert (await site.ask("POST", "organisations", long, expect=413))["error"]["code"] == "request_too_large"
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_a_report_is_what_the_command_shows(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        await LedgerStore(site.database).write([row(10), row(20)], [], {})
+        report = await site.ask("GET", "report?month=1970-01&by=team,model")
+        assert report["total"]["requests"] == 2
+        assert report["rows"][0]["model"] == "tiny"
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_a_store_that_does_not_answer_is_said_so(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        async with site.database.writing() as connection:
+            await connection.exec_driver_sql("alter table nodes rename to elsewhere")
+        answer = await site.client.get("/api/v1/teams", headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        assert answer.headers["retry-after"] == "5"
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_the_document_has_every_operation_and_every_reference_in_it_leads_somewhere() -> None:
+    document = json.loads(json.dumps(openapi()))
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(each.method, each.path) for each in OPERATIONS}
+    schemas = document["components"]["schemas"]
+
+    def references(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set[str]()
+            return own.union(*map(references, value.values()))
+        return set[str]().union(*map(references, value)) if isinstance(value, list) else set()
+
+    assert {reference.rpartition("/")[2] for reference in references(document)} <= set(schemas)
+    assert document["paths"]["/api/v1/keys"]["post"]["responses"]["201"]
+
+
+@pytest.mark.parametrize("actor", [Actor(name="local")])
+def test_without_an_admin_key_the_loopback_port_lets_everybody_in(
+    tmp_path: Path, migrated_file: Path, actor: Actor
+) -> None:
+    async def main(site: Site) -> None:
+        counters = Counters()
+        app = admin_app(
+            pools=lambda: (),
+            metrics=Metrics(lambda: (), lambda: counters),
+            not_ready=lambda: None,
+            page=Page(html=b"", content_security_policy=""),
+            key=lambda: None,
+            accounts=AccountsApi(site.service, LedgerStore(site.database), site.wall).routes(),
+        )
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            assert (await client.post("/api/v1/organisations", json={"name": "new"})).status_code == 201
+            elsewhere = {"Host": "evil.example"}
+            answer = await client.post("/api/v1/organisations", json={"name": "more"}, headers=elsewhere)
+            assert answer.status_code == 401
+        assert (await site.service.audit(actor, limit=1))[0].actor == actor.name
+
+    on(tmp_path, migrated_file, main)
