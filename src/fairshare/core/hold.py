@@ -495,6 +495,8 @@ class HoldQueue:
 
     def next_deadline(self) -> float | None:
         """When the longest wait ends, a recalled seat is free, a wide request is due or a phantom ends."""
+        if not (self._held or self._guests or self._abort_ends or self._wide_due or self._turn_debt_slot_seconds):
+            return None  # the most common answer, asked for at every event
         deadlines: list[float] = []
         if self._held:
             entry = next(iter(self._held.values()))

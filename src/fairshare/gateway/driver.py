@@ -143,6 +143,8 @@ class DrivenPool:
         self.responses = ResponseMemory()
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
+        self.related: tuple[DrivenPool, ...] = (self,)
+        """It, its fallback and those that fall back on it: whose timers an event here may set."""
         self._bytes_per_token: dict[str, Ratio] = {}
         self._tokens_per_slot_second: dict[str, Ratio] = {}
         self._turn = 0
@@ -219,7 +221,7 @@ class PoolDriver:
         if spec.name in self._pools:
             raise ValueError(f"pool {spec.name!r} is driven already; remove it first")
         self._pools[spec.name] = DrivenPool(spec, queue)
-        self._index_models()
+        self._index()
 
     def update_pool(self, spec: PoolSpec) -> None:
         """A reload changed models, timeouts or cost: new requests use them, running ones keep theirs.
@@ -227,7 +229,7 @@ class PoolDriver:
         Capacity, shares and half-life are changed in the `Pool`; then call `capacity_changed`.
         """
         self._pools[spec.name].spec = spec
-        self._index_models()
+        self._index()
 
     def replace_queue(self, name: str, queue: DispatchQueue) -> None:
         """A reload changed how a pool dispatches: `queue`, over the same `Pool` and instances, decides from now on.
@@ -253,7 +255,8 @@ class PoolDriver:
     def remove_pool(self, name: str) -> None:
         """A reload dropped a pool: it gets nothing new, what it holds is refused, what runs may finish."""
         pool = self._pools.pop(name)
-        self._index_models()
+        pool.related = (pool,)
+        self._index()
         for exchange in self._of(pool):
             if exchange.place is Place.HELD:
                 exchange.fail(NO_INSTANCE, f"Pool {name!r} was taken out of service. Ask for another model.")
@@ -473,11 +476,9 @@ class PoolDriver:
                         self._do(to_do.popleft())
                 finally:
                     self._carrying_out = False
-        self._arm(pool)
         # What happens to a guest sets deadlines at home and where it ran: it waits there again, its seat is free here.
-        for other in self._pools.values():
-            if other.spec.fallback == pool.spec.name or other.spec.name == pool.spec.fallback:
-                self._arm(other)
+        for related in pool.related:
+            self._arm(related)
 
     def _undo(self, exchange: Driven, record: RequestRecord) -> list[Decision]:
         """It ended while decisions about it waited to be carried out: its queue has it in another place than we."""
@@ -539,5 +540,13 @@ class PoolDriver:
     def _of(self, pool: DrivenPool) -> list[Driven]:
         return [exchange for exchange in self._exchanges.values() if exchange.home is pool]
 
-    def _index_models(self) -> None:
-        self._by_model = {model: pool for pool in reversed(self._pools.values()) for model in pool.spec.models}
+    def _index(self) -> None:
+        """Pools came, went or changed: who serves which model, and who shares capacity with whom."""
+        pools = self._pools.values()
+        self._by_model = {model: pool for pool in reversed(pools) for model in pool.spec.models}
+        for pool in pools:
+            name, fallback = pool.spec.name, pool.spec.fallback
+            pool.related = (
+                pool,
+                *(other for other in pools if other.spec.fallback == name or other.spec.name == fallback),
+            )

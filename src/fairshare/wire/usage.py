@@ -18,8 +18,7 @@ ANSWER_END_BYTES = 16_384
 """How much of a long answer's end is kept; `usage` is there in every engine's field order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one request consumed."""
 
     prompt_tokens: int = 0
@@ -106,6 +105,9 @@ class AnswerFields(msgspec.Struct, gc=False):
     stop_reason: Any = None
     delta: Raw | UnsetType = UNSET
 
+
+_MOST_TOKENS = 1e15
+"""A count that is not below this is none."""
 
 _decode_answer = msgspec.json.Decoder(AnswerFields).decode
 _decode_usage = msgspec.json.Decoder(UsageFields).decode
@@ -201,6 +203,19 @@ def _usage_near_end(end: bytearray) -> Usage | None:
 
 
 def _usage(fields: UsageFields) -> Usage | None:
+    if (
+        # The short way for what most answers are: two counts, and nothing cached.
+        type(fields.prompt_tokens) is int
+        and type(fields.completion_tokens) is int
+        and 0 < fields.prompt_tokens < _MOST_TOKENS
+        and 0 < fields.completion_tokens < _MOST_TOKENS
+        and fields.prompt_tokens_details is None
+        and fields.input_tokens is None
+        and fields.output_tokens is None
+        and fields.cache_read_input_tokens is None
+        and fields.cache_creation_input_tokens is None
+    ):
+        return Usage(fields.prompt_tokens, 0, fields.completion_tokens)
     prompt = _tokens(fields.prompt_tokens)
     cached = _detail(fields.prompt_tokens_details)
     if fields.input_tokens is not None:
@@ -223,7 +238,7 @@ def _usage(fields: UsageFields) -> Usage | None:
 
 def _tokens(value: object) -> int:
     """A count from an engine; anything that is not a positive finite number counts 0."""
-    if isinstance(value, int | float) and 0 < value < 1e15:
+    if isinstance(value, int | float) and 0 < value < _MOST_TOKENS:
         return int(value)
     return 0
 
