@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench-prefix help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip
+.PHONY: bench-prefix fuzz help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,11 @@ peers-litellm: $(PEERS_STAMP) ## LiteLLM beside them, for BENCH="--litellm" (lar
 
 search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team gets less than it owns, SEEDS=1000 of them
 	SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest --timeout=0 -s tests/core/test_dispatch_search.py tests/core/test_hold_properties.py
+
+SECONDS ?= 60
+
+fuzz: $(STAMP) ## random clients, engines and bytes for SECONDS=60; what fails is printed with the line that replays it
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS)
 
 mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
 	$(BIN)/mutmut run

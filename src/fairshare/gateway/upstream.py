@@ -163,6 +163,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._on_closed = on_closed
         self._transport.abort()
 
+    def abandon(self) -> None:
+        """The attempt to connect was given up, and maybe it is connected already: close it, if there is anything.
+
+        uvloop does not tell a protocol that its connection is closed when `create_connection` is cancelled after
+        `connection_made`. Found by `make fuzz`: the gateway waited for that connection for ever when it closed.
+        """
+        self.abort()
+        self.connection_lost(None)
+
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
@@ -174,6 +183,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.home.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is None:
+            return  # it was abandoned
         self._transport = None
         self.home.closed(self)
         listener, self._listener = self._listener, None
@@ -357,10 +368,10 @@ class InstanceConnections:
                     ssl=engine_context(self.spec.ca_file) if self._tls else None,
                 )
         except asyncio.CancelledError:
-            connection.abort()
+            connection.abandon()
             raise
         except (OSError, TimeoutError) as error:
-            connection.abort()
+            connection.abandon()
             self._not_connected(listener, error, timeout_seconds)
         else:
             try:
