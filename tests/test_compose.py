@@ -382,3 +382,52 @@ def test_many_pools_that_fall_back_on_each_other_are_built_in_any_order() -> Non
                 assert [status.name for status in it.gateway.pools()] == ["c", "a", "b"]
 
     run(main)
+
+
+def test_a_team_over_its_soft_budget_only_borrows_until_it_has_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = Engine()
+        await engine.start()
+        text = "\n".join(
+            [
+                "listen: 127.0.0.1:0",
+                "admin: 127.0.0.1:0",
+                f"pools: [{{{pool(engine)}}}]",
+                f"teams: [{team('red')}, {team('blue')}]",
+            ]
+        )
+        try:
+            async with running(parse(text, path=tmp_path / "fairshare.yaml", environ={})) as it:
+                api = f"http://{it.gateway.admin_at}/api/v1"
+                async with httpx.AsyncClient() as client:
+
+                    async def reserved() -> int:
+                        """What red owns after the next look at the store."""
+                        accounts = it.gateway._accounts  # pyright: ignore[reportPrivateUsage]
+                        assert accounts is not None
+                        await accounts._look()  # pyright: ignore[reportPrivateUsage]
+                        return next(each.reserved for each in it.gateway.pools()[0].teams if each.team == "red")
+
+                    for path, body in (
+                        ("organisations", {"name": "lab"}),
+                        ("teams", {"name": "red", "organisation": "lab"}),
+                        (
+                            "budgets",
+                            {"owner": "team:red", "period": "day", "soft_cost_units": 1, "borrow_over_soft": True},
+                        ),
+                    ):
+                        answer = await client.post(f"{api}/{path}", json=body)
+                        assert answer.status_code == 201, answer.text
+                    number = answer.json()["id"]
+                    assert await reserved() == 2
+                    assert (await it.ask("red")).status == 200
+                    assert await reserved() == 0
+                    reply = await it.ask("red")
+                    assert reply.headers["x-fairshare-standing"] == "borrowing"
+                    assert (await client.delete(f"{api}/budgets/{number}")).status_code == 204
+                    assert await reserved() == 2
+                    assert (await it.ask("red")).headers["x-fairshare-standing"] == "within-share"
+        finally:
+            await engine.stop()
+
+    run(main)

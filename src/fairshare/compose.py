@@ -147,7 +147,7 @@ class Gateway:
         self._ledger: Ledger | None = None
         self._accounts: LiveAccounts | None = None
         self._borrowing: frozenset[str] = frozenset()
-        """Teams that are over a soft budget and may only borrow."""
+        """Owners (as `team:search`) that are over a soft budget and may only borrow."""
         api: AccountsApi | None = None
         if self._spec.store is not None:
             self._ledger, self._accounts, api = self._accounting(self._spec.store)
@@ -383,7 +383,7 @@ class Gateway:
         """The store was looked at: other teams may have labels, and others may only borrow."""
         assert self._accounts is not None
         self._metrics.configure(self._spec, self._accounts.teams())
-        borrowing = self._accounts.borrowing_teams()
+        borrowing = self._accounts.borrowing()
         if borrowing != self._borrowing:
             self._borrowing = borrowing
             for name, composed in self._composed.items():
@@ -392,7 +392,10 @@ class Gateway:
 
     def _shares(self, spec: PoolSpec) -> dict[str, Fraction]:
         """A pool's shares now: a team that may only borrow owns nothing of it for the time."""
-        return {team: Fraction(0) if team in self._borrowing else share for team, share in spec.shares.items()}
+        return {
+            team: Fraction(0) if f"{spec.level}:{team}" in self._borrowing else share
+            for team, share in spec.shares.items()
+        }
 
     def _ledger_counts(self) -> LedgerCounts | None:
         return None if self._ledger is None else self._ledger.counts()

@@ -171,14 +171,14 @@ def test_a_soft_budget_is_told_once_in_a_period_and_may_make_a_team_borrow() -> 
     told: list[SoftPassed] = []
     it = gate(budget(soft_cost_units=2.0, borrow_over_soft=True), told=told.append)
     charge(it, 1.0)
-    assert it.borrowing_teams(NOON) == frozenset()
+    assert it.borrowing(NOON) == frozenset()
     charge(it, 1.0)
     charge(it, 1.0)
     assert [(each.owner, each.used_cost_units) for each in told] == [("team:search", 2.0)]
-    assert it.borrowing_teams(NOON) == {"search"}
+    assert it.borrowing(NOON) == {"team:search"}
     admitted(ask(it))  # soft is soft
     tomorrow = NOON + 86400
-    assert it.borrowing_teams(tomorrow) == frozenset()
+    assert it.borrowing(tomorrow) == frozenset()
     charge(it, 2.0, tomorrow)
     assert len(told) == 2
 

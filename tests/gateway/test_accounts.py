@@ -18,6 +18,7 @@ from fairshare.core.priority import ServiceClass
 from fairshare.gateway.accounts import LiveAccounts
 from fairshare.gateway.identity import Identity, hash_key
 from fairshare.gateway.ledger import Ledger
+from fairshare.gateway.options import Level
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
@@ -208,6 +209,13 @@ def test_a_budget_counts_what_was_charged_before_it_was_known_here_once(tmp_path
     on(tmp_path, migrated_file, main)
 
 
+def test_a_pool_counts_a_key_at_its_own_level() -> None:
+    full = Identity("k", "search", ServiceClass.BATCH, organisation="lab", project="search/web")
+    bare = Identity("k", "search", ServiceClass.BATCH)
+    assert [full.team_at(level) for level in Level] == ["lab", "search", "search/web"]
+    assert [bare.team_at(level) for level in Level] == ["search"] * 3
+
+
 def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: Path, migrated_file: Path) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "project:search/web")
@@ -217,10 +225,10 @@ def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: 
             ROOT, "team:search", period=Period.TOTAL, soft_cost_units=7.0, borrow_over_soft=True
         )
         await site.look()
-        assert site.live.borrowing_teams() == frozenset()
+        assert site.live.borrowing() == frozenset()
         running.end(12)
         site.finish(made.key, 7.0)
-        assert site.live.borrowing_teams() == {"search"}
+        assert site.live.borrowing() == {"team:search"}
 
     on(tmp_path, migrated_file, main)
 

@@ -1,6 +1,9 @@
 """What the store promises, on SQLite and on PostgreSQL alike."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,11 +24,12 @@ from fairshare.storage.accounts import (
     NodeRow,
     SecretRow,
 )
-from fairshare.storage.address import StoreAddress
+from fairshare.storage.address import SqliteFile, StoreAddress
 from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
 from fairshare.storage.schema import REVISION, ledger, metadata
-from support.storing import Run, row
+from support.postgres import Postgres
+from support.storing import Run, row, running
 
 # --- tables -------------------------------------------------------------------------------------------------------
 
@@ -339,3 +343,51 @@ def test_pages_follow_the_primary_key_in_both_directions(run: Run) -> None:
         assert [each.path for each in await store.all(NodeRow, path=["a", "d"])] == ["a", "d"]
 
     run(main)
+
+
+# --- backup -------------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_of_a_store_in_use_restores_to_what_it_was(
+    address: StoreAddress, run: Run, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """As docs/operations-store.md says."""
+    rows = [row(number) for number in range(1, 200)]
+    copy: list[StoreAddress] = []
+
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await store.write(rows, [UsageRow("chat", "search", 7.0, 1.0)], {})
+        async with database.reading():
+            copy.append(await asyncio.to_thread(backed_up, address, tmp_path, request))
+        await store.write([row(500)], [], {})
+
+    run(main)
+
+    async def restored(database: Database) -> None:
+        await database.migrate()
+        store = LedgerStore(database)
+        assert await exported(store) == rows
+        assert await store.usage() == [UsageRow("chat", "search", 7.0, 1.0)]
+
+    running(copy[0], restored)
+
+
+def backed_up(address: StoreAddress, folder: Path, request: pytest.FixtureRequest) -> StoreAddress:
+    if isinstance(address, SqliteFile):
+        with (
+            closing(sqlite3.connect(address.path)) as source,
+            closing(sqlite3.connect(folder / "backup.sqlite3")) as target,
+        ):
+            source.backup(target)
+        return SqliteFile(folder / "backup.sqlite3")
+    postgres: Postgres = request.getfixturevalue("postgres")
+    fresh = postgres.new_database()
+    dump = f"/tmp/{Path(address.host).name}-{address.database}.dump"
+    where = ("-h", address.host, "-U", address.user)
+    try:
+        postgres.tool("pg_dump", *where, "--format=custom", f"--file={dump}", address.database)
+        postgres.tool("pg_restore", *where, "--clean", "--if-exists", f"--dbname={fresh.database}", dump)
+    finally:
+        Path(dump).unlink(missing_ok=True)
+    return fresh

@@ -385,12 +385,10 @@ class Gate:
         """Budgets of which it is not known what was charged before this process counted."""
         return [budget for budget in self._budgets.values() if not budget.known]
 
-    def borrowing_teams(self, now: float) -> frozenset[str]:
-        """Teams over a soft budget that makes them borrow only."""
+    def borrowing(self, now: float) -> frozenset[str]:
+        """Owners (as `team:search`) over a soft budget that makes them borrow only."""
         return frozenset(
-            budget.owner.partition(":")[2]
-            for budget in self._budgets.values()
-            if budget.row.borrow_over_soft and budget.over_soft(now)
+            budget.owner for budget in self._budgets.values() if budget.row.borrow_over_soft and budget.over_soft(now)
         )
 
     def _tell_if_over(self, budget: BudgetMeter, now: float) -> None:

@@ -345,9 +345,10 @@ class Accounts:
                 raise CallerError(f"an amount must be between 0 and 1e18 cost units, found {amount:g}")
         if hard_cost_units is not None and soft_cost_units is not None and soft_cost_units > hard_cost_units:
             raise CallerError(f"the soft amount {soft_cost_units:g} is above the hard one, {hard_cost_units:g}")
-        if borrow_over_soft and (soft_cost_units is None or not owner.startswith("team:") or model or tag):
+        if borrow_over_soft and (soft_cost_units is None or owner.startswith("key:") or model or tag):
             raise CallerError(
-                "only a team's budget over all its models and tags, with a soft amount, can make the team borrow only"
+                "only a budget with a soft amount, over all models and tags, and not of a key, can make its owner "
+                "borrow only"
             )
         async with self._changing(actor) as (change, tree):
             node_id, key_id = await self._bounded(actor, change, tree, owner)

@@ -189,7 +189,7 @@ def add_budget(
     ] = None,
     soft: Annotated[float | None, typer.Option("--soft", help="Beyond it the log says so.", metavar="UNITS")] = None,
     borrow_over_soft: Annotated[
-        bool, typer.Option("--borrow-over-soft", help="Beyond the soft amount the team only borrows.")
+        bool, typer.Option("--borrow-over-soft", help="Beyond the soft amount it only borrows.")
     ] = False,
     per: Annotated[
         Literal["day", "week", "month", "total"], typer.Option("--per", help="When it starts again; total: never.")

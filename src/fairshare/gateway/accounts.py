@@ -149,9 +149,9 @@ class LiveAccounts:
                 now=self._wall(),
             )
 
-    def borrowing_teams(self) -> frozenset[str]:
-        """Teams that may only borrow now, because they are over a soft budget."""
-        return self._gate.borrowing_teams(self._wall())
+    def borrowing(self) -> frozenset[str]:
+        """Owners (as `team:search`) that may only borrow now, because they are over a soft budget."""
+        return self._gate.borrowing(self._wall())
 
     # ------------------------------------------------------------------ life
 

@@ -915,7 +915,7 @@ class DataPort:
         request = Request(
             # Not the client's id: two clients may use the same one at once.
             id=incoming.own_id,
-            team=identity.team,
+            team=identity.team_at(home.spec.level),
             # A class is the most a key may ask: batch is above interactive in number and below it in right.
             service_class=max(identity.service_class, asked),
             slots=facts.slots,

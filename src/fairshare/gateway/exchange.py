@@ -334,7 +334,7 @@ class Exchange:
         self._end(Outcome.REFUSED, status=problem.status, reason=problem.code)
         self._client.answer_problem(
             problem,
-            refusal_message(refused, pool=self.home.spec.name, team=self._identity.team),
+            refusal_message(refused, pool=self.home.spec.name, team=self.request.team),
             retry_after_seconds=refused.retry_after_seconds,
         )
 
@@ -670,7 +670,7 @@ class Exchange:
             id=self._id,
             endpoint=self._endpoint.path,
             key_id=self._identity.key_id,
-            team=self._identity.team,
+            team=self.request.team,
             pool=self.home.spec.name,
             served_by="" if sent_at is None else self._serving.spec.name,
             instance_id=self.instance_id,

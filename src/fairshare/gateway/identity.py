@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fairshare.core.priority import ServiceClass
-from fairshare.gateway.options import TeamSpec
+from fairshare.gateway.options import Level, TeamSpec
 
 KEY_PREFIX = "fs-"
 KEY_RANDOM_BYTES = 32
@@ -33,6 +33,16 @@ class Identity:
     tag: str = ""
     owners: tuple[str, ...] = ()
     """Whose limits and budgets bound it, as `team:search`, from the key up."""
+
+    def team_at(self, level: Level) -> str:
+        """Whom a pool counts it for; its team, where it has nothing at that level."""
+        match level:
+            case Level.TEAM:
+                return self.team
+            case Level.ORGANISATION:
+                return self.organisation or self.team
+            case Level.PROJECT:
+                return self.project or self.team
 
 
 class Directory(Protocol):

@@ -31,6 +31,14 @@ class Balance(StrEnum):
     """The emptiest."""
 
 
+class Level(StrEnum):
+    """Which level of the accounts a pool's shares name."""
+
+    ORGANISATION = "organisation"
+    TEAM = "team"
+    PROJECT = "project"
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a port listens."""
@@ -112,6 +120,8 @@ class PoolSpec:
     models: Mapping[str, str]
     """What clients call a model → what the engine calls it."""
     instances: tuple[InstanceSpec, ...]
+    level: Level = Level.TEAM
+    """Whose name `shares` holds, and so what "team" means in this pool."""
     mode: Mode = Mode.HOLD
     balance: Balance = Balance.PREFIX
     fallback: str | None = None
