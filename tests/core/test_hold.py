@@ -213,10 +213,11 @@ def test_a_turn_is_left_free_for_the_time_of_eight_requests_at_most() -> None:
     assert desk.queue.next_deadline() == 108.0
 
 
-def test_shares_that_do_not_fill_the_pool_leave_turns_for_what_they_add_up_to() -> None:
-    # 0.9 + 0.9 of a slot: one turn. 0.4 + 0.4: none, so that never more than the sum is promised.
-    assert Desk(1, {"A": 0.4, "B": 0.4}).queue.snapshot().turn_slots == 0
-    assert Desk(3, {"A": 0.3, "B": 0.3}).queue.snapshot().turn_slots == 1
+def test_shares_that_do_not_fill_the_pool_leave_turns_for_all_that_they_add_up_to() -> None:
+    # 0.9 + 0.9 of a slot: two turns, or somebody who owns 0.9 gets 0.5. Never more than C, whatever is rounded up.
+    assert Desk(3, {"A": 0.3, "B": 0.3}).queue.snapshot().turn_slots == 2
+    assert Desk(1, {"A": 0.4, "B": 0.4}).queue.snapshot().turn_slots == 1
+    assert Desk(4, {"A": 0.25, "B": 0.25}).queue.snapshot().turn_slots == 0
 
 
 # borrow order

@@ -82,9 +82,6 @@ def _draw(rng: random.Random, seed: int, most_requests: int, wide: bool) -> Case
     )
     promised_percent = rng.choice([100, 100, 100, 95, 80, 55])
     total = Fraction(sum(weights)) / Fraction(promised_percent, 100)
-    # Where shares do not fill the pool, a part of a slot may be left of what they add up to, too little for a turn. It
-    # goes with the idle capacity: by level fairshare to who has least of its own, by weights to everybody.
-    order = rng.choice(list(BorrowOrder)) if promised_percent == 100 else BorrowOrder.LEVEL_FAIRSHARE
     shares = {name: weight / total for name, weight in zip(names, weights, strict=True)}
     owns = {name: float(share * capacity) for name, share in shares.items()}
     how_many = rng.choice([0.3, 0.7, 1.0, 1.0])
@@ -132,7 +129,7 @@ def _draw(rng: random.Random, seed: int, most_requests: int, wide: bool) -> Case
         shares,
         engines={f"e{n}": (part, seats[n], seats[n] if known else None) for n, part in enumerate(parts)},
         options=HoldOptions(
-            borrow_order=order,
+            borrow_order=rng.choice(list(BorrowOrder)),
             recall=rng.random() < 0.8,
             longest_wait_seconds=1e9,
             max_held=10**6,

@@ -391,7 +391,7 @@ class Walk:
         running, waiting = self.running(side), self.waiting(side)
         owns = {team: share * capacity for team, share in pool.exact_shares.items()}
         turns = [item for item in running if item.kind is SendKind.TURN]
-        turn_slots = math.floor(sum(owns.values(), Fraction(0))) - sum(map(math.floor, owns.values()))
+        turn_slots = math.ceil(sum(owns.values(), Fraction(0))) - sum(map(math.floor, owns.values()))
         assert (stat.turn_slots, stat.turns_taken) == (turn_slots, len(turns))
         assert len({item.request.team for item in turns}) == len(turns), "a team has two turns"
         phantoms = {team.team: team.phantoms for team in pool.snapshot()}

@@ -15,6 +15,7 @@ Points in time are on the pool's clock, in seconds. A tag is virtual time, in sl
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from enum import Enum
@@ -133,39 +134,51 @@ _Lane = OrderedDict[int, _Entry]
 
 
 class _Line:
-    """Held requests of one team and class, first come first served, one lane per width."""
+    """Held requests of one team and class, first come first served; one lane per width beside the whole line."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("entries", "lanes", "widths")
 
     def __init__(self) -> None:
+        self.entries: _Lane = OrderedDict()
         self.lanes: dict[int, _Lane] = {}
+        self.widths: list[int] = []
+        """The lanes' widths in slots, narrowest first: whoever sends requests of a thousand widths delays nobody."""
 
     def add(self, entry: _Entry) -> None:
-        lane = self.lanes.get(entry.request.slots)
+        slots = entry.request.slots
+        lane = self.lanes.get(slots)
         if lane is None:
-            lane = self.lanes[entry.request.slots] = OrderedDict()
-        lane[entry.sequence] = entry
+            lane = self.lanes[slots] = OrderedDict()
+            insort(self.widths, slots)
+        self.entries[entry.sequence] = lane[entry.sequence] = entry
         # A recalled request is older than those behind it; recalls come last sent first, so each goes to the front.
         if entry.recalled:
+            self.entries.move_to_end(entry.sequence, last=False)
             lane.move_to_end(entry.sequence, last=False)
 
     def remove(self, entry: _Entry) -> None:
-        lane = self.lanes[entry.request.slots]
-        del lane[entry.sequence]
+        slots = entry.request.slots
+        lane = self.lanes[slots]
+        del self.entries[entry.sequence], lane[entry.sequence]
         if not lane:
-            del self.lanes[entry.request.slots]
+            del self.lanes[slots]
+            del self.widths[bisect_left(self.widths, slots)]
 
     def first(self, widest_slots: int | None = None) -> _Entry | None:
         """The oldest request, of those that are at most `widest_slots` wide."""
-        if not self.lanes:
+        if not self.entries:
             return None
-        oldest: _Entry | None = None
-        for slots, lane in self.lanes.items():
-            if widest_slots is None or slots <= widest_slots:
-                entry = next(iter(lane.values()))
-                if oldest is None or entry.sequence < oldest.sequence:
-                    oldest = entry
-        return oldest
+        oldest = next(iter(self.entries.values()))
+        if widest_slots is None or oldest.request.slots <= widest_slots:
+            return oldest
+        found: _Entry | None = None
+        for slots in self.widths:
+            if slots > widest_slots:
+                break
+            entry = next(iter(self.lanes[slots].values()))
+            if found is None or entry.sequence < found.sequence:
+                found = entry
+        return found
 
 
 class _TeamQueue:
@@ -1114,7 +1127,9 @@ class HoldQueue:
         capacity = pool.capacity
         owns = [share * capacity for share in pool.exact_shares.values()]
         self._settle_turn_debt(now)
-        self._turn_slots = math.floor(sum(owns, Fraction(0))) - sum(math.floor(own) for own in owns)
+        # Rounded up: a part of a slot that the fractions leave belongs to those who own it, and all that is owned is
+        # at most C (docs/decisions/0002-who-goes-next.md).
+        self._turn_slots = math.ceil(sum(owns, Fraction(0))) - sum(math.floor(own) for own in owns)
         self._shares_total = float(sum(pool.exact_shares.values(), Fraction(0)))
         self._consumed_total = 0.0
         self._consumed.clear()
