@@ -11,7 +11,7 @@ import pytest
 from fairshare.config import ConfigError, Settings, is_loopback, load, parse
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
-from fairshare.gateway.options import Address, Balance, EngineKind, GatewaySpec, Limits, Timeouts
+from fairshare.gateway.options import Address, Balance, EngineKind, GatewaySpec, Limits, Timeouts, TokenEstimates
 from fairshare.wire.usage import CostWeights
 from support.certificates import Authority
 
@@ -108,6 +108,7 @@ pools:
       - {{url: "http://a:9001/", max_num_seqs: 32, api_key: "${{ENGINE_KEY}}", kind: vllm}}
       - http://b/prefix/
     balance: least_loaded
+    token_estimates: tokenize
     fallback: spare
     hold: {{borrow_order: weighted, batch_every: 0, recall: false, recall_waste: 0.25, max_held: 1,
             max_held_per_team: 2, max_held_bytes: 2GiB, longest_wait: 1.5h}}
@@ -133,7 +134,7 @@ teams:
     )
     pool = spec.pools[0]
     assert (pool.capacity, pool.half_life_seconds, pool.mode, pool.fallback) == (16, 0.0, Mode.OBSERVE, "spare")
-    assert pool.balance is Balance.LEAST_LOADED
+    assert (pool.balance, pool.token_estimates) == (Balance.LEAST_LOADED, TokenEstimates.TOKENIZE)
     assert pool.shares == {"search": Fraction(1, 10), "ads": Fraction(9, 10)}
     assert pool.models == {"tiny": "org/served", "small": "org/served-small"}
     first, second = pool.instances

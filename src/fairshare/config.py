@@ -39,6 +39,7 @@ from fairshare.gateway.options import (
     TeamSpec,
     Timeouts,
     TlsSpec,
+    TokenEstimates,
 )
 from fairshare.gateway.tls import expires_at
 from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
@@ -61,6 +62,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "models",
         "instances",
         "balance",
+        "token_estimates",
         "fallback",
         "hold",
         "timeouts",
@@ -710,6 +712,7 @@ def _pool(place: _Place) -> PoolSpec:
         mode=fields.read("dispatch", lambda at: _choice(at, Mode), Mode.HOLD),
         level=fields.read("level", lambda at: _choice(at, Level), Level.TEAM),
         balance=fields.read("balance", lambda at: _choice(at, Balance), Balance.PREFIX),
+        token_estimates=fields.read("token_estimates", lambda at: _choice(at, TokenEstimates), TokenEstimates.BYTES),
         fallback=fields.read("fallback", _pool_name, None),
         hold=fields.read("hold", _hold, HoldOptions()),
         timeouts=fields.read("timeouts", _timeouts, Timeouts()),

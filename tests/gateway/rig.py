@@ -22,7 +22,7 @@ from fairshare.core.priority import ServiceClass
 from fairshare.gateway.data_port import DataPort
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.identity import Identity, StaticDirectory, hash_key
-from fairshare.gateway.options import Address, Balance, InstanceSpec, Limits, PoolSpec, Timeouts
+from fairshare.gateway.options import Address, Balance, InstanceSpec, Limits, PoolSpec, Timeouts, TokenEstimates
 from fairshare.gateway.ports import RequestRecord
 from gateway.hostile_engine import HostileEngine
 
@@ -274,6 +274,7 @@ class Rig:
         seats: int | None = None,
         half_life_seconds: float = 0.0,
         balance: Balance = Balance.PREFIX,
+        token_estimates: TokenEstimates = TokenEstimates.BYTES,
         tls: ssl.SSLContext | None = None,
     ) -> AsyncIterator["Rig"]:
         sockets = len(open_sockets())
@@ -291,6 +292,7 @@ class Rig:
             instances=tuple(InstanceSpec(url=engine.url) for engine in rig.engines),
             mode=mode,
             balance=balance,
+            token_estimates=token_estimates,
             timeouts=timeouts or Timeouts(),
         )
         rig.pool = Pool("chat", capacity, shares, half_life_seconds, rig.clock)

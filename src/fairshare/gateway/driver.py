@@ -19,6 +19,7 @@ from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.options import Balance, InstanceSpec, PoolSpec
 from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
 from fairshare.gateway.priority_watch import PriorityWatch
+from fairshare.gateway.token_count import TokenCounter
 from fairshare.gateway.upstream import InstanceConnections
 from fairshare.wire.problems import INTERNAL_ERROR, NO_INSTANCE, UPSTREAM_BROKE, Problem
 
@@ -197,6 +198,7 @@ class PoolDriver:
         self.wall = wall
         self.coarse = CoarseTime(clock())
         self.counters = Counters()
+        self.token_counter = TokenCounter()
         self.watch = PriorityWatch()
         """Sees every request that an engine is told a priority for."""
         self.on_unreachable: Callable[[str, str, Failure, str], None] = _nobody_is_told
@@ -310,7 +312,9 @@ class PoolDriver:
         A stream that has begun ends with an error event; a request of which nothing came goes to another instance, or
         is answered 502. What still flows goes on. Returns how many were cut.
         """
-        since = self.clock() - silent_seconds
+        now = self.clock()
+        # As in `sweep`: a stamp may be as old as the last sweep.
+        since = now - silent_seconds - max(0.0, now - self.coarse.now)
         cut = 0
         for exchange in tuple(self._exchanges.values()):
             is_there = exchange.instance_id == instance_id and exchange.home.spec.name == pool
@@ -418,9 +422,12 @@ class PoolDriver:
 
     def sweep(self) -> None:
         """Once a second or so: end what is overdue, tick queues whose deadline has passed, close idle connections."""
-        now = self.coarse.now = self.clock()
+        now = self.clock()
+        # Whatever was heard since the last sweep carries that one's time: silence is judged as if it was heard just now.
+        heard_late_seconds, self.coarse.now = now - self.coarse.now, now
         for exchange in tuple(self._exchanges.values()):
-            late = exchange.heard_at + exchange.silence_limit_seconds < now or exchange.ends_at < now
+            silent_since = exchange.heard_at + heard_late_seconds
+            late = silent_since + exchange.silence_limit_seconds < now or exchange.ends_at < now
             if late and self._is_open(exchange):
                 exchange.overdue(now)
         for pool in tuple(self._pools.values()):
@@ -450,6 +457,7 @@ class PoolDriver:
 
     async def wait_until_closed(self) -> None:
         """After `close`: until every connection to an engine is gone."""
+        await self.token_counter.close()
         for pool in self._pools.values():
             for connections in pool.instances.values():
                 await connections.wait_until_closed()

@@ -19,7 +19,9 @@ from fairshare.core.decisions import Recall, Refused, Request, Send
 from fairshare.core.priority import Standing
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver
 from fairshare.gateway.identity import Identity
+from fairshare.gateway.options import TokenEstimates
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
+from fairshare.gateway.token_count import question_for
 from fairshare.gateway.upstream import Loss, UpstreamConnection
 from fairshare.wire.body import BodyFacts, rewrite_body
 from fairshare.wire.endpoints import Endpoint
@@ -303,6 +305,8 @@ class Exchange:
                 now=now,
             )
         self._go(self._driver.serving_pool(send.pool, self.home), send.instance_id, now)
+        if self.home.spec.token_estimates is TokenEstimates.TOKENIZE and not self._ended and not self._recalls:
+            self._count_tokens()
 
     def send_unqueued(self) -> None:
         """It takes no slot: send it to any instance."""
@@ -530,6 +534,19 @@ class Exchange:
         )
         if upload is not None:
             self._send_upload(connection)
+
+    def _count_tokens(self) -> None:
+        """Ask the engine for the tokens of the prompt, beside the request."""
+        connections, prompt = self._serving.instances.get(self.instance_id), self._facts.prompt
+        if connections is None or prompt is None:
+            return
+        served_name = self._serving.spec.models.get(self._model, self._model)
+        question = question_for(self._endpoint.kind, served_name, memoryview(prompt))
+        if question is not None:
+            self._driver.token_counter.count(connections.spec, question, self._tokens_counted)
+
+    def _tokens_counted(self, count: int) -> None:
+        self._facts.estimated_prompt_tokens = count
 
     def _send_upload(self, connection: UpstreamConnection) -> None:
         upload = self._upload

@@ -39,6 +39,16 @@ class Level(StrEnum):
     PROJECT = "project"
 
 
+class TokenEstimates(StrEnum):
+    """Where the estimate of a prompt's tokens comes from, for a request whose engine's own count never comes."""
+
+    BYTES = "bytes"
+    """From the bytes of the body; costs nothing."""
+
+    TOKENIZE = "tokenize"
+    """The engine is asked (`/tokenize`) beside each request; nothing waits for its answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a port listens."""
@@ -124,6 +134,7 @@ class PoolSpec:
     """Whose name `shares` holds, and so what "team" means in this pool."""
     mode: Mode = Mode.HOLD
     balance: Balance = Balance.PREFIX
+    token_estimates: TokenEstimates = TokenEstimates.BYTES
     fallback: str | None = None
     """The pool whose free room this pool's borrowers may use."""
     hold: HoldOptions = field(default_factory=HoldOptions)
