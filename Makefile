@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench-prefix fuzz help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip
+.PHONY: bench-ledger bench-prefix fuzz help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ bench: $(STAMP) $(PEERS_STAMP) ## what the gateway costs beside vllm-router and 
 
 bench-core: $(STAMP) ## what one decision costs
 	$(BIN)/python bench/core.py $(BENCH)
+
+bench-ledger: $(STAMP) ## what the account of requests costs, and reports over a million of them (minutes)
+	$(BIN)/python bench/ledger.py $(BENCH)
 
 bench-prefix: $(STAMP) ## hit rates and time to first token of `balance: prefix`, in virtual time (minutes)
 	$(BIN)/python bench/prefix.py --write $(BENCH)

@@ -5,9 +5,10 @@ from itertools import count
 
 import pytest
 
+from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period
 from fairshare.accounts.rights import Act, Actor, Forbidden, Role, allowed
-from fairshare.accounts.service import Accounts, Conflict, LimitKind, NotThere
+from fairshare.accounts.service import Accounts, Conflict, NotThere
 from fairshare.errors import CallerError
 from fairshare.storage.accounts import AccountStore, AuditRow, OperatorRow, SecretRow
 from fairshare.storage.database import Database

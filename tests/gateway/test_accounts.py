@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period
 from fairshare.accounts.rights import Actor
-from fairshare.accounts.service import Accounts, LimitKind
+from fairshare.accounts.service import Accounts
 from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.accounts import LiveAccounts

@@ -12,8 +12,9 @@ from datetime import tzinfo
 from enum import StrEnum
 
 from fairshare.accounts import periods
+from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period, Span
-from fairshare.accounts.service import LimitKind, Tree
+from fairshare.accounts.service import Tree
 from fairshare.storage.accounts import BudgetRow, IncreaseRow, LimitRow, Rules
 
 MINUTE_SECONDS = 60

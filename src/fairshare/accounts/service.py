@@ -7,12 +7,13 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from typing import Literal, TypeVar
 
 import msgspec
 
 from fairshare.accounts import periods
+from fairshare.accounts.kinds import KEY_ID_DIGITS, LONGEST_NAME, LimitKind
+from fairshare.accounts.litellm import Taken
 from fairshare.accounts.periods import Period
 from fairshare.accounts.rights import Act, Actor, Role, allowed, check
 from fairshare.clock import Clock
@@ -33,22 +34,10 @@ from fairshare.storage.accounts import (
 T = TypeVar("T", bound=msgspec.Struct)
 Class = Literal["interactive", "batch"]
 
-KEY_ID_DIGITS = 12
-LONGEST_NAME = 64
 LARGEST_LIMIT = 10**12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 PARENT_KIND = {"organisation": None, "team": "organisation", "project": "team"}
-
-
-class LimitKind(StrEnum):
-    """What a limit bounds."""
-
-    REQUESTS_PER_MINUTE = "requests_per_minute"
-    TOKENS_PER_MINUTE = "tokens_per_minute"
-    """Prompt and completion tokens."""
-    IN_FLIGHT = "in_flight"
-    """Requests between their arrival and their end, waiting ones among them."""
 
 
 class NotThere(CallerError):
@@ -293,6 +282,46 @@ class Accounts:
             )
             for row in rows
         ]
+
+    async def take_over(self, actor: Actor, taken: Taken, *, organisation: str) -> None:
+        """Make the teams, keys and limits of another system, all or none; what is there already is left as it is."""
+        async with self._changing(actor) as (change, tree):
+            node = tree.node("organisation", organisation)
+            check(actor, Act.INSIDE, node.id, tree.parents)
+            team_ids: dict[str, int] = {}
+            for team in taken.teams:
+                old = tree.find("team", team.name)
+                if old is not None:
+                    if old.parent_id != node.id:
+                        raise Conflict(f"there already is a team {team.name!r} in another organisation")
+                    team_ids[team.name] = old.id
+                    continue
+                target = f"team:{team.name}"
+                row = NodeRow(
+                    kind="team", path=team.name, parent_id=node.id, models=_models(team.models), created_at=change.at
+                )
+                team_ids[team.name] = (await change.add(row, target=target)).id
+                for kind, value in team.limits:
+                    limit = LimitRow(kind=kind.value, value=value, node_id=team_ids[team.name])
+                    await change.add(limit, target=target)
+            for key in taken.keys:
+                if await change.one(SecretRow, sha256=key.sha256) is not None:
+                    continue
+                target = f"key:{key.id}"
+                row = KeyRow(
+                    id=key.id,
+                    node_id=team_ids[key.team],
+                    service_class="interactive",
+                    models=_models(key.models),
+                    note=key.note,
+                    created_at=change.at,
+                    expires_at=key.expires_at,
+                    changed_in=change.version,
+                )
+                await change.add(row, target=target)
+                await change.add(SecretRow(sha256=key.sha256, key_id=key.id, created_at=change.at), target=target)
+                for kind, value in key.limits:
+                    await change.add(LimitRow(kind=kind.value, value=value, key_id=key.id), target=target)
 
     # ------------------------------------------------------------------ limits and budgets
 

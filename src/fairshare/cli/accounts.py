@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     _register_limits(app)
     _register_budgets(app)
     _register_operators(app)
+    app.command("import-litellm", epilog="Example: fairshare import-litellm export.json --org lab")(import_litellm)
     app.command("audit", epilog="Example: fairshare audit --last 20")(audit)
 
 
@@ -138,7 +139,7 @@ def set_limit(
     in_flight: Annotated[str | None, typer.Option("--in-flight", help="A number, or none.", metavar="N")] = None,
 ) -> None:
     """Set limits of an owner; `none` takes one away."""
-    from fairshare.accounts.service import LimitKind
+    from fairshare.accounts.kinds import LimitKind
     from fairshare.errors import CallerError
 
     given = {
@@ -328,3 +329,29 @@ def audit(
         ("when", "who", "what", "of", "before", "after"),
         ((when(each.at), each.actor, each.action, each.target, each.before, each.after) for each in entries),
     )
+
+
+def import_litellm(
+    export: Annotated[
+        Path, typer.Argument(help="A JSON object of LiteLLM's tables.", metavar="FILE", show_default=False)
+    ],
+    organisation: Annotated[str, typer.Option("--org", help="The organisation that gets the teams.")],
+    config: ConfigOption = CONFIG,
+) -> None:
+    """Take over teams, keys and limits from LiteLLM's database; keys go on working as they are.
+
+    Prints one line for each thing that could not be taken over. May be run again: what is there already stays.
+    """
+    from fairshare import clock
+    from fairshare.accounts import litellm
+    from fairshare.errors import OperatorError
+
+    try:
+        text = export.read_bytes()
+    except OSError as error:
+        raise OperatorError(f"{export} cannot be read ({(error.strerror or 'unknown').lower()})") from None
+    taken = litellm.read(text, now=clock.wall())
+    with_accounts(config, lambda accounts, actor: accounts.take_over(actor, taken, organisation=organisation))
+    for sentence in taken.left_out:
+        print(f"not as it was: {sentence}")
+    print(f"{len(taken.teams)} teams and {len(taken.keys)} keys are in the store.")

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fairshare.accounts import periods, reports
+from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period
 from fairshare.accounts.reports import Report
 from fairshare.accounts.rights import Act, Actor, Forbidden, Role, check
@@ -25,7 +26,6 @@ from fairshare.accounts.service import (
     Conflict,
     Key,
     Limit,
-    LimitKind,
     NewKey,
     Node,
     NotThere,

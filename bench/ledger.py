@@ -1,0 +1,96 @@
+"""What the account of requests costs: CPU per record on its way to SQLite, and how long reports over many take.
+
+    python bench/ledger.py --records 1000000
+
+Prints microseconds of CPU per record (all threads: what a gateway spends on it beside the request itself, which
+bench/gateway.py measures), and the seconds of each report.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from datetime import UTC
+from pathlib import Path
+
+from fairshare.accounts import reports
+from fairshare.accounts.periods import Span
+from fairshare.core.pool import Pool
+from fairshare.core.priority import Standing
+from fairshare.gateway.ledger import BATCH_RECORDS, Ledger
+from fairshare.gateway.ports import Outcome, RequestRecord
+from fairshare.storage.address import SqliteFile
+from fairshare.storage.database import Database
+from fairshare.storage.ledger import LedgerStore
+
+BEGIN = 1_790_000_000.0
+SECONDS_APART = 2.5
+"""A million records fill a month."""
+
+
+def record(number: int) -> RequestRecord:
+    return RequestRecord(
+        id=f"0123456789abcdef-{number:x}",
+        endpoint="/v1/chat/completions",
+        key_id=f"{number % 200:012x}",
+        team=f"team{number % 20}",
+        pool="chat",
+        served_by="chat",
+        instance_id=f"http://10.0.0.{number % 8}:8000",
+        model="a-model-of-some-name",
+        standing=Standing.WITHIN_SHARE,
+        priority=0,
+        slots=1,
+        stream=True,
+        arrived_at=BEGIN + number * SECONDS_APART,
+        sent_seconds=0.001,
+        first_byte_seconds=0.1,
+        total_seconds=2.0,
+        outcome=Outcome.COMPLETED,
+        status=200,
+        prompt_tokens=200,
+        completion_tokens=150,
+        cost_units=500.0,
+    )
+
+
+async def main(count: int, folder: Path) -> None:
+    database = Database(SqliteFile(folder / "bench.sqlite3"))
+    pool = Pool("chat", 64, {f"team{n}": "1/20" for n in range(20)}, 7 * 86400.0)
+    ledger = Ledger(
+        database, pools=lambda: {"chat": pool}, wall=time.time, keep_seconds=1e12, max_pending=count, batch_seconds=1e9
+    )
+    await ledger.start()
+    cpu = wall = 0.0
+    for first in range(0, count, BATCH_RECORDS):
+        batch = [record(number) for number in range(first, min(count, first + BATCH_RECORDS))]
+        cpu_begin, wall_begin = time.process_time(), time.perf_counter()
+        for each in batch:
+            ledger.finished(each)
+        await ledger.flush()
+        cpu += time.process_time() - cpu_begin
+        wall += time.perf_counter() - wall_begin
+    size = sum(path.stat().st_size for path in folder.iterdir())  # noqa: ASYNC240
+    print(f"{count} records, {size / count:.0f} bytes each")
+    print(f"written with {cpu / count * 1e6:.1f} us of CPU per record, {count / wall:,.0f} records/s")
+    store = LedgerStore(database)
+    span = Span(BEGIN, BEGIN + count * SECONDS_APART + 3600)
+    for by in ((), ("team",), ("team", "key", "model"), ("organisation", "team", "project", "key", "tag", "pool")):
+        begin = time.perf_counter()
+        report = await reports.report(store, span, where=UTC, by=by, only={})
+        print(f"report by {','.join(by) or 'nothing'}: {time.perf_counter() - begin:.2f} s, {len(report.rows)} rows")
+        assert report.total["requests"] == count
+    begin = time.perf_counter()
+    exported = 0
+    async for page in store.rows(begins_at=span.begins_at, ends_at=span.ends_at):
+        exported += len(reports.export_lines(page, as_csv=False).splitlines())
+    print(f"export: {exported / (time.perf_counter() - begin):,.0f} records/s")
+    await ledger.stop()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="What the account of requests costs.")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fairshare-bench-") as name:
+        asyncio.run(main(given.records, Path(name)))
