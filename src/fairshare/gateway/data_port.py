@@ -19,7 +19,6 @@ import httptools
 import msgspec
 
 from fairshare.core.decisions import Request
-from fairshare.core.priority import ServiceClass
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.exchange import Exchange, Upload
 from fairshare.gateway.identity import Directory, Identity
@@ -911,13 +910,16 @@ class DataPort:
         home = self.driver.pool_of_model(model)
         if home is None or (identity.models is not None and model not in identity.models):
             raise unknown_model(model, self._models_of(identity))
-        asked = max(found.service_class or ServiceClass.INTERACTIVE, facts.service_class or ServiceClass.INTERACTIVE)
+        # A class is the most a key may ask: batch is above interactive in number and below it in right.
+        service_class = identity.service_class
+        for asked in (found.service_class, facts.service_class):
+            if asked is not None and asked > service_class:
+                service_class = asked
         request = Request(
             # Not the client's id: two clients may use the same one at once.
             id=incoming.own_id,
             team=identity.team_at(home.spec.level),
-            # A class is the most a key may ask: batch is above interactive in number and below it in right.
-            service_class=max(identity.service_class, asked),
+            service_class=service_class,
             slots=facts.slots,
             estimated_tokens=facts.estimated_prompt_tokens + (facts.max_tokens or 0),
             body_bytes=len(body) if upload is None else READ_AHEAD_BYTES,

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from fairshare.core.priority import ServiceClass
+from fairshare.core.priority import ServiceClass, Standing
 from fairshare.gateway.exchange import ENGINE_ERROR
 from fairshare.gateway.options import GatewaySpec
 from fairshare.gateway.ports import Counters, LedgerCounts, Outcome, RequestRecord
@@ -196,6 +196,19 @@ class _Waits:
         self.added = _Histogram(ADDED_BUCKETS_SECONDS)
 
 
+class _Series:
+    """Where finished requests with the same labels are counted."""
+
+    __slots__ = ("consumed", "count", "waits")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waits: _Waits | None = None
+        """Of their pool; None: none of them was sent yet."""
+        self.consumed = _Consumed()
+        """By their team in their pool, once one was sent."""
+
+
 class Metrics:
     """Counts finished requests (a `Recorder`) and shows them, with the state of the pools, to Prometheus.
 
@@ -213,7 +226,9 @@ class Metrics:
         self._read_counters = counters
         self._pools: frozenset[str] = frozenset()
         self._teams: frozenset[str] = frozenset()
-        self._requests: dict[tuple[str, str, str, str, str], int] = {}
+        self._requests: dict[tuple[str, str, str, str, str], _Series] = {}
+        self._series_of: dict[tuple[str, str, ServiceClass, Standing | None, int], _Series] = {}
+        """The series of requests as their records say it; only of names that may be labels, so that it is bounded."""
         self._failed: dict[tuple[str, str], int] = {}
         self._consumed: dict[tuple[str, str], _Consumed] = {}
         self._waits: dict[str, _Waits] = {}
@@ -225,39 +240,55 @@ class Metrics:
 
         `accounts`: teams beyond those of the configuration.
         """
+        self._series_of.clear()
         self._pools = frozenset(pool.name for pool in spec.pools)
         self._teams = frozenset(team.name for team in spec.teams).union(accounts, *(pool.shares for pool in spec.pools))
 
     def finished(self, record: RequestRecord) -> None:
-        pool = record.pool if record.pool in self._pools else ""
-        team = record.team if record.team in self._teams else ""
-        standing = "" if record.standing is None else record.standing.value
-        request = (pool, team, _CLASSES[record.service_class], standing, _CODES.get(record.status, ""))
-        self._requests[request] = self._requests.get(request, 0) + 1
-        reason = _failure(record)
-        if reason:
-            failure = (pool, reason)
-            self._failed[failure] = self._failed.get(failure, 0) + 1
+        said = (record.pool, record.team, record.service_class, record.standing, record.status)
+        series = self._series_of.get(said) or self._series(*said)
+        series.count += 1
+        if record.outcome is not Outcome.COMPLETED or record.status >= 500:
+            reason = _failure(record)
+            if reason:
+                failure = (record.pool if record.pool in self._pools else "", reason)
+                self._failed[failure] = self._failed.get(failure, 0) + 1
         if record.sent_seconds is not None:
-            waits = self._waits.get(pool)
-            if waits is None:
-                waits = self._waits[pool] = _Waits()
+            waits = series.waits or self._first_sent(record, series)
             waits.held.observe(record.held_seconds)
             waits.added.observe(record.added_seconds)
-            consumed = self._consumed.get((pool, team))
-            if consumed is None:
-                consumed = self._consumed[pool, team] = _Consumed()
+            consumed = series.consumed
             consumed.prompt_tokens += record.prompt_tokens
             consumed.cached_tokens += record.cached_tokens
             consumed.completion_tokens += record.completion_tokens
             consumed.cost_units += record.cost_units
+
+    def _labels(self, pool: str, team: str) -> tuple[str, str]:
+        return pool if pool in self._pools else "", team if team in self._teams else ""
+
+    def _series(
+        self, pool: str, team: str, service_class: ServiceClass, standing: Standing | None, status: int
+    ) -> _Series:
+        names, code = self._labels(pool, team), _CODES.get(status, "")
+        labels = (*names, _CLASSES[service_class], "" if standing is None else standing.value, code)
+        series = self._requests.setdefault(labels, _Series())
+        if names == (pool, team) and code:
+            self._series_of[pool, team, service_class, standing, status] = series
+        return series
+
+    def _first_sent(self, record: RequestRecord, series: _Series) -> _Waits:
+        """The first request of a series was sent: it counts with the others of its pool and its team from now on."""
+        pool, team = self._labels(record.pool, record.team)
+        series.consumed = self._consumed.setdefault((pool, team), _Consumed())
+        series.waits = self._waits.setdefault(pool, _Waits())
+        return series.waits
 
     def exposition(self) -> bytes:
         """What a scrape answers, in `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        yield _counter(REQUESTS, self._requests.items())
+        yield _counter(REQUESTS, [(labels, series.count) for labels, series in self._requests.items()])
         yield _counter(FAILED, self._failed.items())
         yield _counter(TOKENS, self._tokens())
         yield _counter(COST_UNITS, [(labels, consumed.cost_units) for labels, consumed in self._consumed.items()])

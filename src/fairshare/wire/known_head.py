@@ -9,7 +9,9 @@ from typing import Generic, TypeVar
 
 Meaning = TypeVar("Meaning")
 
-_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([0-9]{1,15})\r\n")
+MAX_LENGTH_DIGITS = 15
+
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([0-9]{1,%d})\r\n" % MAX_LENGTH_DIGITS)
 
 MAX_HEAD_BYTES = 4096
 """A longer head is parsed each time."""
@@ -35,16 +37,11 @@ class HeadMemory(Generic[Meaning]):
         before = self._before
         if not before or not data.startswith(before):
             return None
-        digits_at = len(before)
-        digits_end = data.find(b"\r", digits_at, digits_at + 16)
-        digits = data[digits_at:digits_end]
-        if digits_end < 0 or not digits.isdigit() or not data.startswith(self._after, digits_end):
-            return None
-        body_at = digits_end + len(self._after)
-        if len(data) - body_at != int(digits):
+        digits, _, body = data[len(before) :].partition(self._after)
+        if not digits.isdigit() or len(digits) > MAX_LENGTH_DIGITS or len(body) != int(digits):
             return None
         self._misses = 0
-        return data[body_at:]
+        return body
 
     def learn(self, data: bytes, meaning: Meaning) -> None:
         """A parser has accepted the message with which `data` begins; it means `meaning`, but for its length."""
