@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from fairshare.wire.prefix import BOUNDARIES
 
 MAX_PREFIXES = 1 << 17
-"""Prefixes remembered per pool, those used last: about 13 MB. A prompt of 8 KB has 7, one of 64 KB 16."""
+"""Prefixes remembered per pool, those used last: about 10 MB. A prompt of 8 KB has 7, one of 64 KB 16."""
 
 LEAST_PART = 0.25
 """A shorter part of the prompt than this is not worth an instance that is busier: system prompts that all share are
@@ -57,7 +57,7 @@ class PrefixMemory:
 
 
 MAX_RESPONSES = 1 << 16
-"""Stored responses remembered per pool, the last ones: about 15 MB when full."""
+"""Stored responses remembered per pool, the last ones: about 8 MB when full."""
 
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 

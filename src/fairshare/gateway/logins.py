@@ -13,7 +13,7 @@ SECONDS_PER_TRY = 3.0
 """And then one more in this time."""
 
 MAX_ADDRESSES = 10_000
-"""Addresses remembered, those that failed last: about 3 MB. Who has more to try from is not slowed down by this."""
+"""Addresses remembered, those that failed last: about 1 MB. Who has more to try from is not slowed down by this."""
 
 
 class FailedLogins:
