@@ -48,8 +48,13 @@ def key_of(number: int) -> str:
     return f"fs-bench-{number:06d}"
 
 
-def fairshare(engine: Process, folder: Path, *, teams: int = 2, keys_per_team: int = 1) -> tuple[Process, list[str]]:
-    """The gateway with everything on: keys, hold, accounting of usage, metrics. Access log off, as by default."""
+def fairshare(
+    engine: Process, folder: Path, *, teams: int = 2, keys_per_team: int = 1, ledger: bool = False
+) -> tuple[Process, list[str]]:
+    """The gateway with everything on: keys, hold, accounting of usage, metrics. Access log off, as by default.
+
+    `ledger`: it also writes every request to a SQLite file, which `vllm-router` has nothing like.
+    """
     port, admin = free_ports(2)
     names = [f"team{number}" for number in range(teams)]
     keys = [key_of(number) for number in range(teams * keys_per_team)]
@@ -57,6 +62,7 @@ def fairshare(engine: Process, folder: Path, *, teams: int = 2, keys_per_team: i
         "listen": f"127.0.0.1:{port}",
         "admin": f"127.0.0.1:{admin}",
         "limits": {"max_connections": 10_000},
+        "store": {} if ledger else "none",
         "pools": [
             {
                 "name": "chat",
@@ -79,10 +85,11 @@ def fairshare(engine: Process, folder: Path, *, teams: int = 2, keys_per_team: i
             for number, name in enumerate(names)
         ],
     }
-    path = folder / f"fairshare-{teams}-{keys_per_team}.yaml"
+    name = f"fairshare-{teams}-{keys_per_team}{'-ledger' if ledger else ''}"
+    path = folder / f"{name}.yaml"
     path.write_bytes(msgspec.json.encode(config))
     process = Process(
-        f"fairshare-{teams}-{keys_per_team}",
+        name,
         [sys.executable, "-m", "fairshare", "serve", "-c", str(path), "--log-level", "warning"],
         f"http://127.0.0.1:{port}",
         health_url=f"http://127.0.0.1:{admin}/readyz",
@@ -219,14 +226,14 @@ def main() -> None:
         engine = Process("direct", command, url, health_url=url + "/health")
         stack.callback(engine.end)
 
-        def ours(teams: int = 2, keys_per_team: int = 1) -> Target:
-            return Target(*fairshare(engine, folder, teams=teams, keys_per_team=keys_per_team))
+        def ours(teams: int = 2, keys_per_team: int = 1, *, ledger: bool = False) -> Target:
+            return Target(*fairshare(engine, folder, teams=teams, keys_per_team=keys_per_team, ledger=ledger))
 
         def router() -> Target:
             return Target(vllm_router(engine), ["none"])
 
         targets = [ours(), router(), Target(engine, ["none"])]
-        scaled = [ours(10, 1), ours(1000, 1), ours(10, 10_000)]
+        scaled = [ours(10, 1), ours(1000, 1), ours(10, 10_000), ours(10, 1, ledger=True)]
         if given.litellm:
             targets.append(Target(litellm(engine, folder), ["none"]))
         for target in [*targets, *scaled]:
