@@ -128,6 +128,23 @@ def test_a_sweep_ends_each_overdue_request_once_although_the_end_of_one_ends_oth
     on_a_driver(main)
 
 
+def test_no_silence_is_taken_for_longer_than_it_was() -> None:
+    def main(driver: PoolDriver, pool: Pool, clock: FakeClock, kept: Kept) -> None:
+        driver.sweep()
+        (a,) = submitted(driver, "a", ends_at=1e9)
+        a.silence_limit_seconds = 1.0
+        clock.now += 0.9
+        a.heard_at = driver.coarse.now  # heard now, and stamped with the time of the last sweep
+        clock.now += 0.5
+        driver.sweep()
+        assert a.told == ["sent"]
+        clock.now += 1.0
+        driver.sweep()
+        assert a.told == ["sent", "overdue"]
+
+    on_a_driver(main)
+
+
 def test_a_request_that_ends_while_the_decision_to_send_it_waits_gives_its_slot_back() -> None:
     def main(driver: PoolDriver, pool: Pool, clock: FakeClock, kept: Kept) -> None:
         a, b, c, d = submitted(driver, "a", "b", "c", "d")

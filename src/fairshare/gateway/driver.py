@@ -197,6 +197,8 @@ class PoolDriver:
         """The pools' clock: the queues' deadlines are on it."""
         self.wall = wall
         self.coarse = CoarseTime(clock())
+        self._sweep_gap_seconds = 0.0
+        """Between the last two sweeps: what was heard carries the time of the sweep before, so by so much it is late."""
         self.counters = Counters()
         self.token_counter = TokenCounter()
         self.watch = PriorityWatch()
@@ -312,9 +314,7 @@ class PoolDriver:
         A stream that has begun ends with an error event; a request of which nothing came goes to another instance, or
         is answered 502. What still flows goes on. Returns how many were cut.
         """
-        now = self.clock()
-        # As in `sweep`: a stamp may be as old as the last sweep.
-        since = now - silent_seconds - max(0.0, now - self.coarse.now)
+        since = self.coarse.now - silent_seconds - self._sweep_gap_seconds
         cut = 0
         for exchange in tuple(self._exchanges.values()):
             is_there = exchange.instance_id == instance_id and exchange.home.spec.name == pool
@@ -423,10 +423,9 @@ class PoolDriver:
     def sweep(self) -> None:
         """Once a second or so: end what is overdue, tick queues whose deadline has passed, close idle connections."""
         now = self.clock()
-        # Whatever was heard since the last sweep carries that one's time: silence is judged as if it was heard just now.
-        heard_late_seconds, self.coarse.now = now - self.coarse.now, now
+        self._sweep_gap_seconds, self.coarse.now = now - self.coarse.now, now
         for exchange in tuple(self._exchanges.values()):
-            silent_since = exchange.heard_at + heard_late_seconds
+            silent_since = exchange.heard_at + self._sweep_gap_seconds
             late = silent_since + exchange.silence_limit_seconds < now or exchange.ends_at < now
             if late and self._is_open(exchange):
                 exchange.overdue(now)
