@@ -286,6 +286,19 @@ def test_an_estimate_is_what_the_teams_requests_cost_and_never_what_a_request_co
     assert desk.queue._teams["A"].turn_end_tag == 0.0
 
 
+def test_estimates_are_for_each_slot_and_a_request_that_cost_nothing_counts() -> None:
+    desk = Desk(8, HALVES)
+    desk.submit("A", slots=3)
+    desk.time.now = 4.0
+    desk.release("A1", cost=12.0)
+    desk.submit("A", slots=2)
+    assert desk.pool.borrow_key("A") == (12.0 + 2 * 4.0) * 2
+    assert desk.queue._expected_seconds(desk.queue._teams["A"]) == 4.0
+    desk.release("A2", cost=0.0)
+    desk.submit("A")
+    assert desk.pool.borrow_key("A") == (12.0 + 2.0) * 2
+
+
 def test_a_teams_first_estimate_is_what_requests_cost_in_its_pool() -> None:
     desk = Desk(8, HALVES)
     desk.submit("A")
@@ -328,6 +341,18 @@ def test_weighted_goes_by_start_tags_with_the_share_as_weight() -> None:
     said = desk.release(*(f"X{n}" for n in range(4, 16)))
     order = [word.removeprefix("borrow ")[0] for word in said]
     assert (order.count("A"), order.count("B")) == (8, 4)
+
+
+def test_weighted_end_tags_are_corrected_at_release() -> None:
+    desk = Desk(4, {"A": "1/4"}, borrow_order=WEIGHTED)
+    assert desk.submit("A", 2) == ["own A1", "borrow A2"]
+    # A request is expected to take 1 s; the weight is the share x LF's bound of 2, as nothing was consumed.
+    assert desk.queue._teams["A"].borrow_end_tag == 1.0 / 0.5
+    desk.time.now = 3.0
+    desk.release("A2")
+    assert desk.queue._teams["A"].borrow_end_tag == 2.0 + (3.0 - 1.0) / 0.5
+    assert desk.submit("A", slots=2) == ["borrow A3"]
+    assert desk.queue._teams["A"].borrow_end_tag == 6.0 + 2 * 3.0 / 0.5
 
 
 def test_weighted_takes_level_fairshare_over_the_teams_with_what_is_on_its_way() -> None:
@@ -460,6 +485,26 @@ def test_a_wide_request_beyond_whole_slots_is_within_share_and_its_debt_is_paid_
     desk.release("B1", "B2", "B3", "B4", "A2")
     assert desk.held("A") == 1
     assert desk.queue.next_deadline() == 30.0
+
+
+def test_what_a_team_is_owed_for_wide_requests_grows_with_the_slots_it_cannot_use_and_is_bounded() -> None:
+    desk = Desk(8, HALVES, longest_wait_seconds=1e9)
+    desk.submit("A")
+    desk.time.now = 2.0
+    desk.release("A1")  # its requests take 2 s
+    desk.submit("B", 8)
+    assert desk.submit("A", 2, slots=6) == hold("A", 2, 3)
+    team = desk.queue._teams["A"]
+    assert desk.queue._credit(team, 7.0) == 5 * 4.0
+    desk.time.now = 1000.0
+    assert desk.release("B1") == ["own A2"]
+    assert (team.credit_slot_seconds, team.wide_slots) == (8 * 6 * 2.0, 6)  # eight such requests
+    assert desk.queue._credit(team, 1010.0) == 96.0 - 10 * 2.0
+    desk.cancel("A3")
+    desk.time.now = 1010.0
+    desk.submit("X")
+    assert desk.release("A2") == ["borrow X1"]
+    assert (team.credit_slot_seconds, team.wide_slots) == (-2 * 10.0, 0)  # nothing waits: nothing is owed
 
 
 def test_a_wide_request_that_is_owed_slots_goes_before_all_borrowers() -> None:

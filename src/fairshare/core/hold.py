@@ -596,6 +596,7 @@ class HoldQueue:
             not team.held
             and not team.wide_slots
             and not team.credit_slot_seconds
+            and not team.credit_rate_slots
             and not self._waits_for_time()
             and self._generation == self._pool.generation
             and self._options.borrow_order is BorrowOrder.LEVEL_FAIRSHARE
@@ -812,7 +813,8 @@ class HoldQueue:
     def _refresh_credit(self, team: _TeamQueue, free_slots: int, now: float) -> None:
         """Account for a wide request that waits beside whole slots it does not fit in, or that narrow ones pass."""
         waits = team.held_slots > team.held and self._instances.any_accepting
-        if not waits and not team.wide_waits and not team.wide_slots and not team.credit_slot_seconds:
+        counts = team.wide_waits or team.wide_slots or team.credit_slot_seconds or team.credit_rate_slots
+        if not waits and not counts:
             return
         entry = self._next_entry(team) if waits else None
         owed_at_most = CREDIT_LIMIT_REQUESTS * entry.request.slots * self._expected_seconds(team) if entry else 0.0
@@ -821,7 +823,8 @@ class HoldQueue:
         team.credit_at = now
         # What it holds above its whole slots is a debt only as far as wide requests brought it there, not borrowing.
         rate_slots = free_slots if free_slots > 0 else max(free_slots, -team.wide_slots)
-        team.credit_rate_slots = float(rate_slots) if team.whole_slots else 0.0
+        counts = waits or team.wide_slots or team.credit_slot_seconds
+        team.credit_rate_slots = float(rate_slots) if counts and team.whole_slots else 0.0
         team.wide_waits = waits
         self._wide_owed.discard(team.name)
         self._wide_due.discard(team.name)
