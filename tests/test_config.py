@@ -12,6 +12,7 @@ from fairshare.config import ConfigError, Settings, is_loopback, load, parse
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.options import Address, Balance, EngineKind, GatewaySpec, Limits, Timeouts, TokenEstimates
+from fairshare.storage.address import PostgresServer, SqliteFile
 from fairshare.wire.usage import CostWeights
 from support.certificates import Authority
 
@@ -633,3 +634,66 @@ def test_an_engine_may_be_reached_over_tls_and_say_who_signs_for_it(tmp_path: Pa
     }.items():
         with pytest.raises(ConfigError, match=re.escape(said)):
             read_with(instance)
+
+
+# --- Notify -------------------------------------------------------------------------------------------------------
+
+
+def notify(entry: str) -> str:
+    return pool_with("half_life: 7d") + f"\nnotify: {{{entry}}}"
+
+
+def test_a_webhook_has_an_address_and_a_secret_from_outside() -> None:
+    spec = read(notify("url: 'https://h.example/x', secret: '${HOOK}'"), environ={"HOOK": "sign"}).gateway.notify
+    assert spec is not None
+    assert (spec.url, spec.secret, spec.allow_internal) == ("https://h.example/x", "sign", False)
+    assert "sign" not in repr(spec)
+    assert "needs a secret" in only_problem(notify("url: 'https://h.example/x'"))
+
+
+@pytest.mark.parametrize("url", ["ftp://h/x", "https://", "h.example", "https://user:pw@h/x", "https://h:99999/"])
+def test_a_webhook_address_that_cannot_work_is_refused_without_repeating_it(url: str) -> None:
+    problem = only_problem(notify(f"url: '{url}', secret: '${{HOOK}}'"), {"HOOK": "sign"})
+    assert "must be an address such as" in problem
+    assert "pw" not in problem
+
+
+# --- Store --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_word_the_store_is_a_file_beside_the_configuration() -> None:
+    spec = read(pool_with("half_life: 7d"), path=Path("/etc/fs/fairshare.yaml")).gateway.store
+    assert spec is not None
+    assert spec.address == SqliteFile(Path("/etc/fs/fairshare.sqlite3"))
+    assert read(pool_with("half_life: 7d") + "\nstore: none").gateway.store is None
+
+
+def test_a_server_gets_its_password_from_outside() -> None:
+    entry = "{url: 'postgresql://me@db:5433/accounts', password: '${PW}', keep: 30d}"
+    spec = read(pool_with("half_life: 7d") + f"\nstore: {entry}", environ={"PW": "secret"}).gateway.store
+    assert spec is not None
+    assert spec.address == PostgresServer(host="db", port=5433, database="accounts", user="me", password="secret")
+    assert spec.keep_seconds == 30 * 86400
+    assert "secret" not in repr(spec) + str(spec.address)
+    socket = read(pool_with("half_life: 7d") + "\nstore: 'postgresql://me@/accounts?host=/run/pg'").gateway.store
+    assert socket is not None
+    assert socket.address == PostgresServer(host="/run/pg", database="accounts", user="me")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("'postgresql://me:hunter2@db/accounts'", "must not hold a password"),
+        ("'postgresql://db/accounts'", "must be sqlite:PATH"),
+        ("'postgresql://me@db'", "must be sqlite:PATH"),
+        ("'postgresql://me@db:x/accounts'", "must be sqlite:PATH"),
+        ("'mysql://me@db/accounts'", "must be sqlite:PATH"),
+        ("'sqlite:'", "must be sqlite:PATH"),
+        ("{url: none, keep: 1d}", "write store: none"),
+        ("{url: 'sqlite:x', password: '${PW}'}", "has no password"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused(entry: str, message: str) -> None:
+    problem = only_problem(pool_with("half_life: 7d") + f"\nstore: {entry}", {"PW": "secret"})
+    assert message in problem
+    assert "hunter2" not in problem

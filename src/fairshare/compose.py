@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 
 from fairshare import clock
+from fairshare.accounts.gate import SoftPassed
 from fairshare.accounts.service import Accounts
 from fairshare.config import ConfigError, Settings, load
 from fairshare.core.decisions import DispatchQueue, Instance
@@ -41,6 +42,7 @@ from fairshare.gateway.options import GatewaySpec, PoolSpec, StoreSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.status import PoolStatus, pool_status
 from fairshare.gateway.tls import engine_context, server_context, show
+from fairshare.gateway.webhook import Webhook
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.database import Database
 from fairshare.storage.ledger import LedgerStore
@@ -148,6 +150,7 @@ class Gateway:
         self._accounts: LiveAccounts | None = None
         self._borrowing: frozenset[str] = frozenset()
         """Owners (as `team:search`) that are over a soft budget and may only borrow."""
+        self._webhook = None if self._spec.notify is None else Webhook(self._spec.notify, wall=clock.wall)
         api: AccountsApi | None = None
         if self._spec.store is not None:
             self._ledger, self._accounts, api = self._accounting(self._spec.store)
@@ -225,6 +228,8 @@ class Gateway:
                 await self._ledger.start()
             if self._accounts is not None:
                 await self._accounts.start()
+            if self._webhook is not None:
+                self._webhook.start()
             await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
             if spec.tls is not None:
                 self._tls = server_context(spec.tls)
@@ -257,6 +262,8 @@ class Gateway:
         self._serving = False
         await asyncio.gather(*(composed.supervisor.stop() for composed in self._composed.values()))
         await self._data_port.close()
+        if self._webhook is not None:
+            await self._webhook.stop()
         if self._accounts is not None:
             await self._accounts.stop()
         if self._ledger is not None:
@@ -314,9 +321,9 @@ class Gateway:
     def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
         """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""
         old = self._spec
-        if spec.store != old.store:
-            log.warning("store changed; this needs a restart.")
-            spec = replace(spec, store=old.store)
+        if (spec.store, spec.notify) != (old.store, old.notify):
+            log.warning("store or notify changed; this needs a restart.")
+            spec = replace(spec, store=old.store, notify=old.notify)
         if (spec.tls is None) != (old.tls is None):
             log.warning("tls was %s; this needs a restart.", "removed" if spec.tls is None else "added")
             spec = replace(spec, tls=old.tls)
@@ -375,9 +382,14 @@ class Gateway:
             configured=identities_of(self._spec.teams),
             wall=clock.wall,
             ticked=self._accounts_ticked,
+            told=self._tell,
         )
         service = Accounts(AccountStore(database), wall=clock.wall, new_secret=lambda: new_key(secrets.token_bytes))
         return ledger, accounts, AccountsApi(service, LedgerStore(database), clock.wall)
+
+    def _tell(self, passed: SoftPassed) -> None:
+        if self._webhook is not None:
+            self._webhook.tell(passed)
 
     def _accounts_ticked(self) -> None:
         """The store was looked at: other teams may have labels, and others may only borrow."""

@@ -40,6 +40,7 @@ from fairshare.gateway.options import (
     Timeouts,
     TlsSpec,
     TokenEstimates,
+    WebhookSpec,
 )
 from fairshare.gateway.tls import expires_at
 from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
@@ -49,7 +50,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store"),
+    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify"),
     "admin": ("listen", "key", "key_file"),
     "pools[]": (
         "name",
@@ -86,6 +87,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "teams[].keys[]": ("sha256", "class"),
     "limits": ("max_body", "max_header", "header_timeout", "max_connections", "drain"),
     "store": ("url", "password", "password_file", "keep"),
+    "notify": ("url", "secret", "secret_file", "allow_internal"),
 }
 """Every key of the file, by section. `shares` and `models` map names of the operator's choice."""
 
@@ -579,6 +581,7 @@ def _gateway(place: _Place) -> GatewaySpec:
         teams=fields.read("teams", _teams, ()),
         limits=fields.read("limits", _limits, Limits()),
         store=fields.read("store", _store, StoreSpec(address=SqliteFile(place.report.path.parent / DEFAULT_STORE))),
+        notify=fields.read("notify", _notify, None),
     )
 
 
@@ -663,6 +666,33 @@ def _store(place: _Place) -> StoreSpec | None:
     return StoreSpec(
         address=address, keep_seconds=fields.read("keep", _positive_duration, StoreSpec(address=default).keep_seconds)
     )
+
+
+def _notify(place: _Place) -> WebhookSpec | None:
+    fields = place.fields("notify")
+    secret = _secret(fields, "secret", "secret_file")
+    if secret is None and "secret" not in fields and "secret_file" not in fields:
+        place.report.problem(place.where, 'needs a secret to sign with; write for example "secret_file: notify.key"')
+    return WebhookSpec(
+        url=fields.need("url", _webhook_url, "", "url: https://alerts.example.org/fairshare"),
+        secret=secret or "",
+        allow_internal=fields.read("allow_internal", _truth, False),
+    )
+
+
+def _webhook_url(place: _Place) -> str:
+    what = "an address such as https://alerts.example.org/fairshare"
+    text = place.text(what)
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    else:
+        valid = valid and text.isascii() and text.isprintable() and " " not in text and "@" not in parts.netloc
+    if not valid:
+        raise place.invalid(f"must be {what}, without a user and password")  # it may hold one, so it is not repeated
+    return text
 
 
 def _store_address(place: _Place) -> StoreAddress | None:

@@ -72,6 +72,7 @@ HEADINGS = {
     "keys": "teams[].keys[]",
     "limits": "limits",
     "store": "store",
+    "notify": "notify",
 }
 
 

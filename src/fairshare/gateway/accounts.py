@@ -49,14 +49,16 @@ class LiveAccounts:
         configured: Mapping[bytes, Identity],
         wall: Clock,
         ticked: Callable[[], None] = lambda: None,
+        told: Callable[[SoftPassed], None] = lambda _: None,
     ) -> None:
-        """`ticked`: called after every look at the store, on the event loop."""
+        """`ticked`: called after every look at the store, on the event loop. `told`: hears of soft budgets passed."""
         self._accounts = accounts
         self._ledger_store = ledger_store
         self._ledger = ledger
         self._configured = dict(configured)
         self._wall = wall
         self._ticked = ticked
+        self._told = told
         self._gate = Gate(told=self._tell)
         self._version = -1
         self._keys_version = 0
@@ -277,8 +279,8 @@ class LiveAccounts:
             owners=(f"key:{identity.key_id}", *(f"{node.kind}:{node.path}" for node in chain)),
         )
 
-    @staticmethod
-    def _tell(passed: SoftPassed) -> None:
+    def _tell(self, passed: SoftPassed) -> None:
+        self._told(passed)
         kind, _, name = passed.owner.partition(":")
         log.warning(
             "%s %r is over its soft budget %d: %g of %g cost units are used%s.",

@@ -183,6 +183,18 @@ class StoreSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSpec:
+    """Who is told."""
+
+    url: str
+    """`https://host/path` or, inside a site, `http://...`."""
+    secret: str = field(repr=False)
+    """Signs what is sent."""
+    allow_internal: bool = False
+    """Whether it may be in a private network or on this machine. Link-local and metadata addresses never may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """Everything that one gateway process serves."""
 
@@ -195,3 +207,5 @@ class GatewaySpec:
     limits: Limits = field(default_factory=Limits)
     store: StoreSpec | None = None
     """None: nothing is kept over a restart, and keys are those of `teams` only."""
+    notify: WebhookSpec | None = None
+    """Who is told of budgets; None: the log only."""

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    PrimaryKeyConstraint,
     Table,
     Text,
     UniqueConstraint,
@@ -144,8 +145,8 @@ audit = Table(
 ledger = Table(
     "ledger",
     metadata,
-    Column("writer", BigInteger, primary_key=True, autoincrement=False),
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("writer", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
     Column("request_id", Text, nullable=False),
     Column("arrived_at", DOUBLE, nullable=False),
     Column("dispatched_at", DOUBLE),
@@ -178,7 +179,8 @@ ledger = Table(
     Column("wasted_slot_seconds", DOUBLE, nullable=False),
     Column("client_cancelled", Boolean, nullable=False),
     Column("degraded", Boolean, nullable=False),
-    Index("ledger_ended_at", "ended_at"),
+    # By time first: a period lies together, so that a report over it reads nothing else.
+    PrimaryKeyConstraint("ended_at", "writer", "number"),
     sqlite_with_rowid=False,
 )
 """One row per request. `writer` is drawn by each gateway process, `number` counts its rows: a batch that is written

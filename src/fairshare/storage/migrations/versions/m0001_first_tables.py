@@ -29,8 +29,8 @@ def upgrade() -> None:
     )
     op.create_table(
         "ledger",
-        sa.Column("writer", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("writer", sa.BigInteger(), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("request_id", sa.Text(), nullable=False),
         sa.Column("arrived_at", DOUBLE, nullable=False),
         sa.Column("dispatched_at", DOUBLE, nullable=True),
@@ -63,10 +63,9 @@ def upgrade() -> None:
         sa.Column("wasted_slot_seconds", DOUBLE, nullable=False),
         sa.Column("client_cancelled", sa.Boolean(), nullable=False),
         sa.Column("degraded", sa.Boolean(), nullable=False),
-        sa.PrimaryKeyConstraint("writer", "number"),
+        sa.PrimaryKeyConstraint("ended_at", "writer", "number"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ledger_ended_at", "ledger", ["ended_at"], unique=False)
     op.create_table(
         "months",
         sa.Column("id", sa.Integer(), nullable=False),

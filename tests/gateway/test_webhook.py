@@ -1,0 +1,153 @@
+"""Who is told of a budget, how it is signed, and where it may never be sent."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+
+import pytest
+
+from fairshare.accounts.gate import SoftPassed
+from fairshare.gateway.options import WebhookSpec
+from fairshare.gateway.webhook import MAX_WAITING, Webhook, may_be_called, signature
+
+PASSED = SoftPassed(
+    owner="team:search",
+    budget_id=3,
+    soft_cost_units=5.0,
+    used_cost_units=6.0,
+    borrows_only=True,
+    resets_at=float("inf"),
+)
+
+
+class Receiver:
+    """Answers each POST with the next status."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = iter(statuses)
+        self.asked: list[tuple[dict[str, str], bytes]] = []
+        self.done = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.asked.append((headers, body))
+        status = next(self._statuses)
+        writer.write(b"HTTP/1.1 %d x\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n" % status)
+        await writer.drain()
+        writer.close()
+        if status != 503:
+            self.done.set()
+
+
+def sent(monkeypatch: pytest.MonkeyPatch, *statuses: int, allow_internal: bool = True, secret: str = "s") -> Receiver:
+    """Tells a receiver of one event, until it answered with something else than 503."""
+    monkeypatch.setattr("fairshare.gateway.webhook.PAUSES_SECONDS", (0.0, 0.0))
+    receiver: list[Receiver] = []
+
+    async def main() -> None:
+        receiver.append(Receiver(*statuses))
+        server = await asyncio.start_server(receiver[0].serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        spec = WebhookSpec(url=f"http://127.0.0.1:{port}/hook?a=b", secret=secret, allow_internal=allow_internal)
+        webhook = Webhook(spec, wall=lambda: 1700.9)
+        async with asyncio.timeout(20):
+            await webhook._send(PASSED)  # pyright: ignore[reportPrivateUsage]
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+    return receiver[0]
+
+
+def test_an_event_is_signed_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((headers, body),) = sent(monkeypatch, 204, secret="the-secret").asked
+    event = json.loads(body)
+    assert (event["event"], event["owner"], event["budget"]) == ("budget_soft_passed", "team:search", 3)
+    assert event["resets_at"] is None
+    expected = hmac.new(b"the-secret", b"1700." + body, hashlib.sha256).hexdigest()
+    assert headers["x-fairshare-signature"] == f"t=1700,v1={expected}"
+    assert signature("other", 1700, body) != headers["x-fairshare-signature"]
+
+
+def test_what_fails_is_tried_again_as_the_same_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = sent(monkeypatch, 503, 503, 200).asked
+    assert len({json.loads(body)["id"] for _, body in asked}) == 1
+    assert len(asked) == 3
+
+
+def test_it_is_given_up_after_the_last_try(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        asked = sent(monkeypatch, 503, 503, 503, 200).asked
+    assert len(asked) == 3
+    assert "was not told of budget 3: it answers with status 503" in caplog.text
+
+
+@pytest.mark.parametrize("status", [302, 400, 410])
+def test_what_another_try_cannot_help_and_a_redirect_are_not_followed_up(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    assert len(sent(monkeypatch, status, 200).asked) == 1
+
+
+def test_an_internal_address_is_not_even_connected_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sent(monkeypatch, 200, allow_internal=False).asked == []
+    assert "an internal address; see notify.allow_internal" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "public", "internal"),
+    [
+        ("93.184.216.34", True, True),
+        ("2606:2800:220:1::1", True, True),
+        ("127.0.0.1", False, True),
+        ("10.1.2.3", False, True),
+        ("192.168.0.1", False, True),
+        ("100.64.0.1", False, True),
+        ("::1", False, True),
+        ("fd12::1", False, True),
+        ("::ffff:10.0.0.1", False, True),
+        ("169.254.169.254", False, False),
+        ("::ffff:169.254.169.254", False, False),
+        ("100.100.100.200", False, False),
+        ("fd00:ec2::254", False, False),
+        ("fe80::1%eth0", False, False),
+        ("64:ff9b::a9fe:a9fe", False, False),
+        ("2002:7f00:1::", False, False),
+        ("0.0.0.0", False, False),
+        ("::", False, False),
+        ("224.0.0.1", False, False),
+    ],
+)
+def test_where_it_may_be_sent(address: str, public: bool, internal: bool) -> None:
+    assert may_be_called(address, allow_internal=False) == public
+    assert may_be_called(address, allow_internal=True) == internal
+
+
+def test_telling_never_waits_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    webhook = Webhook(WebhookSpec(url="http://h", secret="s"), wall=lambda: 0.0)
+    for _ in range(MAX_WAITING + 1):
+        webhook.tell(PASSED)
+    assert "that of budget 3 is lost" in caplog.text
+
+
+def test_events_go_out_one_by_one_while_it_runs() -> None:
+    async def main() -> None:
+        receiver = Receiver(200)
+        server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        webhook = Webhook(WebhookSpec(url=url, secret="s", allow_internal=True), wall=lambda: 0.0)
+        webhook.start()
+        webhook.tell(PASSED)
+        async with asyncio.timeout(20):
+            await receiver.done.wait()
+        await webhook.stop()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
