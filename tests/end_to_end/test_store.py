@@ -37,7 +37,8 @@ class Site:
         self.config = folder / "fairshare.yaml"
         self.config.write_text(CONFIG.format(engine=engine.url, key=entry, store=store))
 
-    def ask(self, gateway: GatewayProcess, content: str = "hello") -> None:
+    def ask(self, gateway: GatewayProcess, content: str = "hello") -> str:
+        """Asks, and returns what the engine said."""
         answer = httpx.post(
             f"{gateway.url}/v1/chat/completions",
             headers={"Authorization": f"Bearer {self.key}"},
@@ -45,6 +46,7 @@ class Site:
             timeout=30,
         )
         assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["message"]["content"]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,8 @@ def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_th
     canary = "kanarienvogel-in-the-prompt"
     answers: list[Any] = []
     with started(lambda: GatewayProcess(site.config)) as gateway:
-        site.ask(gateway, canary)
+        said = site.ask(gateway, canary)
+        assert len(said) > 8
         headers = {"Authorization": f"Bearer {site.key}"}
         for body in (b'{"model": "tiny", "messages": "%b"}' % canary.encode(), b"{%b" % canary.encode()):
             answer = httpx.post(f"{gateway.url}/v1/chat/completions", headers=headers, content=body)
@@ -148,4 +151,5 @@ def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_th
     secret = site.key.removeprefix("fs-")
     for place in (log, dump, *answers):
         assert canary not in place
+        assert said not in place
         assert secret not in place

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(400)
+"""Some thirty programs are started one after the other; a busy machine takes its time."""
+
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 CURL = """#!{python}
@@ -71,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=110)
+        said, _ = process.communicate(timeout=360)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise

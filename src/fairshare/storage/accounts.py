@@ -14,7 +14,7 @@ from fairshare.storage.schema import audit, budgets, changes, increases, keys, l
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-LIVE_PAGE = 2000
+LIVE_PAGE = 500
 """Keys that are read at once: the event loop must not stop for all of a large site's keys."""
 
 
