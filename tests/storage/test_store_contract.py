@@ -25,7 +25,7 @@ from fairshare.storage.accounts import (
     SecretRow,
 )
 from fairshare.storage.address import SqliteFile, StoreAddress
-from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew
+from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew, StoreUnavailable
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
 from fairshare.storage.schema import REVISION, ledger, metadata
 from support.postgres import Postgres
@@ -43,6 +43,22 @@ def test_the_migrations_make_exactly_the_tables_of_the_schema(run: Run) -> None:
             assert await connection.run_sync(differences) == []
 
     run(main)
+
+
+def test_a_sqlite_file_is_for_its_owner_only_and_is_not_made_by_reading(tmp_path: Path) -> None:
+    path = tmp_path / "odd name?#%41.sqlite3"
+
+    async def main() -> None:
+        database = Database(SqliteFile(path))
+        with pytest.raises(StoreUnavailable, match="unable to open"):
+            await AccountStore(database).version()
+        assert not path.exists()
+        await database.migrate()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert await AccountStore(database).version() == 0
+        await database.close()
+
+    asyncio.run(main())
 
 
 def test_many_processes_may_migrate_at_once(empty: StoreAddress) -> None:

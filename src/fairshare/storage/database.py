@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, event, inspect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -104,7 +105,9 @@ def _driver_url(address: StoreAddress) -> URL:
     """The address as SQLAlchemy wants it, the password in it."""
     match address:
         case SqliteFile():
-            return URL.create("sqlite+aiosqlite", database=str(address.path))
+            # Never created by opening it: `migrate` does that, for its owner only.
+            path = quote(str(address.path.absolute()))
+            return URL.create("sqlite+aiosqlite", database=f"file:{path}", query={"mode": "rw", "uri": "true"})
         case PostgresServer():
             return URL.create(
                 "postgresql+asyncpg",
