@@ -198,7 +198,7 @@ class PoolDriver:
         self.wall = wall
         self.coarse = CoarseTime(clock())
         self._sweep_gap_seconds = 0.0
-        """Between the last two sweeps: what was heard carries the time of the sweep before, so by so much it is late."""
+        """Between the last two sweeps: what was heard carries the time of the sweep before, it is that late."""
         self.counters = Counters()
         self.token_counter = TokenCounter()
         self.watch = PriorityWatch()
