@@ -431,3 +431,45 @@ def test_a_team_over_its_soft_budget_only_borrows_until_it_has_more(tmp_path: Pa
             await engine.stop()
 
     run(main)
+
+
+def test_a_limit_in_flight_is_held_by_a_request_until_it_ends_and_no_longer(tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = Engine()
+        await engine.start()
+        text = "\n".join(
+            [
+                "listen: 127.0.0.1:0",
+                "admin: 127.0.0.1:0",
+                f"pools: [{{{pool(engine)}}}]",
+                f"teams: [{team('red')}, {team('blue')}]",
+            ]
+        )
+        try:
+            async with running(parse(text, path=tmp_path / "fairshare.yaml", environ={})) as it:
+                api = f"http://{it.gateway.admin_at}/api/v1"
+                async with httpx.AsyncClient() as client:
+                    await client.post(f"{api}/organisations", json={"name": "lab"})
+                    await client.post(f"{api}/teams", json={"name": "red", "organisation": "lab"})
+                    limit = {"owner": "team:red", "kind": "in_flight", "value": 1}
+                    assert (await client.put(f"{api}/limits", json=limit)).status_code == 204
+                accounts = it.gateway._accounts  # pyright: ignore[reportPrivateUsage]
+                assert accounts is not None
+                await accounts._look()  # pyright: ignore[reportPrivateUsage]
+                for _ in range(3):
+                    assert (await it.ask("red")).status == 200
+                asked = len(engine.completions)
+                engine.gate.clear()
+                first = await it.send("red")
+                await engine.asked_for_completions(asked + 1)
+                refused = await it.ask("red")
+                assert (refused.status, refused.code) == (429, "too_many_in_flight")
+                assert refused.headers["retry-after"] == "1"
+                engine.gate.set()
+                assert (await it.ask("blue")).status == 200  # its own team's limits only
+                assert (await first.read()).status == 200
+                assert (await it.ask("red")).status == 200
+        finally:
+            await engine.stop()
+
+    run(main)

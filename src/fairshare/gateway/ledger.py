@@ -156,9 +156,10 @@ class Ledger:
                 async with asyncio.timeout(LAST_WRITE_SECONDS):
                     await self.flush()
             except (StoreUnavailable, TimeoutError):
-                log.error(
-                    "%d records of requests are lost: the store did not take them at the end.", len(self._pending)
-                )
+                if self._pending:
+                    log.error(
+                        "%d records of requests are lost: the store did not take them at the end.", len(self._pending)
+                    )
         await self._database.close()
 
     def restore_usage(self, pool: Pool) -> None:
