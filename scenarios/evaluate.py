@@ -154,9 +154,16 @@ class Page:
                         *(report.number_text(pool.vtc_difference / 1000, 1) for pool in pools),
                         report.number_text(pools[2].vtc_bound / 1000, 0),
                         report.seconds_text(pools[2].longest_borrower_wait),
+                        report.seconds_text(pools[2].longest_underserved_wait),
                     )
                 )
-        columns = ("scenario", *compared, "VTC's bound 2 U", f"longest wait of a borrower, {OURS}")
+        columns = (
+            "scenario",
+            *compared,
+            "VTC's bound 2 U",
+            f"longest wait of a borrower, {OURS}",
+            "of an underserved team",
+        )
         return table(columns, rows)
 
     def value(self, name: str, policy: str, field: str) -> str:

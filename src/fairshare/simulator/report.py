@@ -85,6 +85,8 @@ class PoolFigures:
     unfulfilled_returns: int
     longest_wait: float
     longest_borrower_wait: float
+    longest_underserved_wait: float
+    """Of any request of a team that got less of all output tokens than it owns."""
     step_seconds: float
     teams: list[TeamFigures]
 
@@ -233,6 +235,14 @@ def _pool_figures(pool: PoolOutcome, seconds: float) -> PoolFigures:
         unfulfilled_returns=sum(team.unfulfilled_returns for team in pool.teams.values()),
         longest_wait=max(team.longest_wait_seconds for team in pool.teams.values()),
         longest_borrower_wait=max(team.longest_borrower_wait_seconds for team in pool.teams.values()),
+        longest_underserved_wait=max(
+            (
+                team.longest_wait_seconds
+                for team in pool.teams.values()
+                if team.submitted and team.output_tokens < team.share * total_tokens
+            ),
+            default=nan,
+        ),
         step_seconds=pool.step_seconds,
         teams=[_team_figures(team, shortfalls[team.team], total_tokens) for team in pool.teams.values()],
     )
