@@ -26,3 +26,9 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "fairshare.sqlite3"
     migrate(SqliteFile(path))
     return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite", action="store_true", help="write transcripts in tests/scenarios anew; read the difference"
+    )
