@@ -32,6 +32,13 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
     assert settings.warnings == ()
 
 
+def test_the_measured_rows_stand_in_the_table_they_are_from() -> None:
+    rows = re.findall(r"^\| (?:standing|fairshare) .*\| ([0-9., ]+ %) \|$", README, re.MULTILINE)
+    assert len(rows) == 3
+    proof = (ROOT / "docs" / "proof.md").read_text()
+    assert [row for row in rows if f"| {row} |" not in proof] == []
+
+
 def test_every_link_leads_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
