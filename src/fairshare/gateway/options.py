@@ -3,8 +3,8 @@
 Nothing here reads a file or a clock. Secrets never show in a `repr`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -117,6 +117,60 @@ class InstanceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DnsSource:
+    """Every address of a name is one instance."""
+
+    url: str
+    """As an instance's, with the name in the place of its address."""
+    template: InstanceSpec
+    """What its instances have in common; its url is empty."""
+
+    def __str__(self) -> str:
+        return f"the name of {self.url}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SrvSource:
+    """Every target of an SRV name is one instance."""
+
+    name: str
+    scheme: str
+    template: InstanceSpec
+
+    def __str__(self) -> str:
+        return f"the SRV name {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSource:
+    """The instances that a file lists; it may change at any time."""
+
+    path: Path
+    template: InstanceSpec
+
+    def __str__(self) -> str:
+        return f"the file {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesSource:
+    """Every ready endpoint of a Kubernetes service is one instance."""
+
+    service: str
+    namespace: str
+    port: str | None
+    """Its number or its name; None: the service has one only."""
+    template: InstanceSpec
+
+    def __str__(self) -> str:
+        return f"the Kubernetes service {self.namespace}/{self.service}"
+
+
+InstanceSource = DnsSource | SrvSource | FileSource | KubernetesSource
+"""Where instances come from that the configuration does not name one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
     """One capacity domain: who owns what of which engines."""
 
@@ -130,6 +184,11 @@ class PoolSpec:
     models: Mapping[str, str]
     """What clients call a model → what the engine calls it."""
     instances: tuple[InstanceSpec, ...]
+    """Those that are named one by one."""
+    sources: tuple[InstanceSource, ...] = ()
+    """Where others come from; then `capacity_per_instance` is given."""
+    capacity_per_instance: int | None = None
+    """C in slots of one instance; None: `capacity` is of those configured together."""
     level: Level = Level.TEAM
     """Whose name `shares` holds, and so what "team" means in this pool."""
     mode: Mode = Mode.HOLD
@@ -142,6 +201,14 @@ class PoolSpec:
     cost: CostWeights = field(default_factory=CostWeights)
     calibrated: bool = False
     """Whether `cost` was given; the status page says *not calibrated* without it."""
+
+    def with_instances(self, instances: Sequence[InstanceSpec]) -> "PoolSpec":
+        """The same pool with these instances; its capacity follows their number."""
+        if self.capacity_per_instance is not None:
+            capacity = self.capacity_per_instance * len(instances)
+        else:
+            capacity = self.capacity * len(instances) // len(self.instances)
+        return replace(self, instances=tuple(instances), capacity=capacity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
