@@ -30,6 +30,11 @@ class RecordingDriver:
         self.capacities: list[int] = []
         self.models: dict[str, dict[str, int]] = {}
         self.cut: list[str] = []
+        self.busy: set[str] = set()
+        """Where something runs."""
+
+    def runs_at(self, instance_id: str) -> bool:
+        return instance_id in self.busy
 
     def instance_changed(self, pool: str, spec: InstanceSpec, instance: Instance) -> None:
         assert pool == "chat"
@@ -397,6 +402,61 @@ def test_a_reload_brings_and_takes_instances_and_changes_c() -> None:
         asked = len(network["one"].asked)
         await world.rounds(3)
         assert len(network["one"].asked) == asked
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_an_instance_that_leaves_gets_nothing_new_and_is_forgotten_when_its_last_request_has_ended() -> None:
+    async def scenario() -> None:
+        world = World(FakeNetwork(one=FakeEngine(), two=FakeEngine()), pool_spec("one", "two", capacity=16))
+        await world.supervisor.start()
+        world.driver.busy.add("http://one")
+        await world.supervisor.reconfigure(pool_spec("two", capacity=8))
+        assert world.driver.accepting == {"http://two": 8}
+        assert world.pool.capacity == 8
+        assert world.driver.removed == []
+        assert [(report.id, report.leaving) for report in world.supervisor.reports()] == [
+            ("http://two", False),
+            ("http://one", True),
+        ]
+        await world.rounds(5)
+        assert world.driver.removed == []
+        world.driver.busy.clear()
+        await world.rounds(1)
+        assert world.driver.removed == ["http://one"]
+        assert [report.id for report in world.supervisor.reports()] == ["http://two"]
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_what_runs_at_an_instance_that_leaves_is_cut_when_that_dies_and_waited_for_no_longer_than_it_may_take() -> None:
+    async def scenario() -> None:
+        world = World(FakeNetwork(one=FakeEngine(), two=FakeEngine()), pool_spec("one", "two"))
+        await world.supervisor.start()
+        world.driver.busy.add("http://one")
+        spec = pool_spec("two")
+        await world.supervisor.reconfigure(spec)
+        world.network["one"].silent = Failure.UNREACHABLE
+        await world.rounds(FAILURES_TO_TAKE_OUT)
+        assert world.driver.cut == ["http://one"]
+        await world.rounds(1, seconds=spec.timeouts.longest_request_seconds)
+        assert world.driver.removed == ["http://one"]
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_an_instance_that_comes_back_before_its_last_request_has_ended_gets_requests_at_once() -> None:
+    async def scenario() -> None:
+        world = World(FakeNetwork(one=FakeEngine(), two=FakeEngine()), pool_spec("one", "two"))
+        await world.supervisor.start()
+        world.driver.busy.add("http://one")
+        await world.supervisor.reconfigure(pool_spec("two"))
+        await world.supervisor.reconfigure(pool_spec("one", "two"))
+        assert set(world.driver.accepting) == {"http://one", "http://two"}
+        assert world.driver.removed == []
         await world.supervisor.stop()
 
     run(scenario())

@@ -324,6 +324,13 @@ class PoolDriver:
                 cut += 1
         return cut
 
+    def runs_at(self, instance_id: str) -> bool:
+        """Whether anything that was sent to an instance has not ended."""
+        return any(
+            exchange.instance_id == instance_id and exchange.place is not Place.HELD
+            for exchange in self._exchanges.values()
+        )
+
     # ------------------------------------------------------------------ what others may read
 
     @property

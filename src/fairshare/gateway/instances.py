@@ -7,7 +7,7 @@ time it fails again soon; C = floor(capacity x accepting / configured) follows t
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
@@ -66,6 +66,8 @@ class Driver(Protocol):
     def models_seen(self, pool: str, instance_id: str, context_tokens: Mapping[str, int]) -> None: ...
 
     def cut_instance(self, pool: str, instance_id: str) -> int: ...
+
+    def runs_at(self, instance_id: str) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -126,6 +128,8 @@ class _Watched:
     news: bool = False
     """It was scraped, or discovered, and the data path does not know yet."""
     task: "asyncio.Task[None] | None" = None
+    leaves_by: float = 0.0
+    """While it leaves: when nothing that was sent there can still run."""
 
     @property
     def seats(self) -> int | None:
@@ -150,8 +154,10 @@ class InstanceSupervisor:
         ask: Ask = ask,
         clock: Clock = clocks.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        also_found: Callable[[], Sequence[Finding]] = lambda: (),
     ) -> None:
         self._spec = spec
+        self._also_found = also_found
         self._pool = pool
         self._driver = driver
         self._watch = driver.watch
@@ -159,6 +165,8 @@ class InstanceSupervisor:
         self._clock = clock
         self._sleep = sleep
         self._watched = {instance.id: _Watched(instance) for instance in spec.instances}
+        self._leaving: dict[str, _Watched] = {}
+        """Instances that no longer belong to the pool and still run something."""
         self._accepting: set[str] = set()
         self._parts: dict[str, int] = {}
         self._logged: dict[tuple[str, str, str | None], Finding] = {}
@@ -176,7 +184,8 @@ class InstanceSupervisor:
     async def stop(self) -> None:
         """Stops watching; what was told stays."""
         self._running = False
-        tasks = [watched.task for watched in self._watched.values() if watched.task is not None]
+        watching = [*self._watched.values(), *self._leaving.values()]
+        tasks = [watched.task for watched in watching if watched.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -189,10 +198,12 @@ class InstanceSupervisor:
         self._spec = spec
         wanted = {instance.id: instance for instance in spec.instances}
         for instance_id in [known for known in self._watched if known not in wanted]:
-            self._remove(instance_id)
+            self._leave(instance_id)
         new: list[_Watched] = []
         for instance_id, instance in wanted.items():
             watched = self._watched.get(instance_id)
+            if watched is None and (watched := self._leaving.pop(instance_id, None)) is not None:
+                self._watched[instance_id] = watched  # it came back before its last request ended
             if watched is None:
                 watched = self._watched[instance_id] = _Watched(instance)
                 new.append(watched)
@@ -206,13 +217,31 @@ class InstanceSupervisor:
             for watched in new:
                 self._keep_watching(watched)
 
-    def _remove(self, instance_id: str) -> None:
+    def _leave(self, instance_id: str) -> None:
+        """It gets nothing new; while something runs there it is still watched, so that its death is noticed."""
         watched = self._watched.pop(instance_id)
+        if watched.told is None or not self._driver.runs_at(instance_id):
+            self._forget(watched)
+            return
+        watched.leaves_by = self._clock() + self._spec.timeouts.longest_request_seconds
+        watched.told = Instance(id=instance_id, part_slots=0, seats=watched.seats, accepting=False)
+        self._leaving[instance_id] = watched
+        self._driver.instance_changed(self._spec.name, watched.spec, watched.told)
+
+    def _check_leaving(self, watched: _Watched) -> None:
+        instance_id = watched.spec.id
+        if not watched.health.fit:
+            self._cut(instance_id)
+        if not self._driver.runs_at(instance_id) or self._clock() >= watched.leaves_by:
+            del self._leaving[instance_id]
+            self._forget(watched)
+
+    def _forget(self, watched: _Watched) -> None:
         if watched.task is not None:
             watched.task.cancel()
-        self._watch.remove(instance_id)
+        self._watch.remove(watched.spec.id)
         if watched.told is not None:
-            self._driver.instance_removed(self._spec.name, instance_id)
+            self._driver.instance_removed(self._spec.name, watched.spec.id)
 
     def _keep_watching(self, watched: _Watched) -> None:
         watched.task = asyncio.create_task(self._loop(watched), name=f"watch {watched.spec.id}")
@@ -234,10 +263,12 @@ class InstanceSupervisor:
 
     async def check(self, instance_id: str) -> None:
         """One health check of one instance, and what follows from it."""
-        watched = self._watched[instance_id]
+        watched = self._watched.get(instance_id) or self._leaving[instance_id]
         await self._ask_health(watched)
         if self._watched.get(instance_id) is watched:  # not removed meanwhile
             self._settle()
+        elif self._leaving.get(instance_id) is watched:
+            self._check_leaving(watched)
 
     def connection_failed(self, instance_id: str, failure: Failure, trouble: str) -> None:
         """The data path could not connect to an instance: counts as a failed check, and is quicker than one."""
@@ -320,10 +351,13 @@ class InstanceSupervisor:
                 watched.news = False
                 self._tell_news(watched)
         for instance_id in lost & self._watched.keys():
-            cut = self._driver.cut_instance(name, instance_id)
-            if cut:
-                log.warning("%d silent requests at %s were cut or sent elsewhere", cut, instance_id)
-        self._log(self.found())
+            self._cut(instance_id)
+        self.log_findings()
+
+    def _cut(self, instance_id: str) -> None:
+        cut = self._driver.cut_instance(self._spec.name, instance_id)
+        if cut:
+            log.warning("%d silent requests at %s were cut or sent elsewhere", cut, instance_id)
 
     def _tell_news(self, watched: _Watched) -> None:
         if watched.facts is not None and watched.facts.context_tokens is not None:
@@ -352,20 +386,26 @@ class InstanceSupervisor:
 
     def found(self) -> list[Finding]:
         """What an operator should know about the pool now, the gravest first."""
-        return find(
+        found = find(
             self._spec,
             {instance_id: self._seen(watched) for instance_id, watched in self._watched.items()},
             capacity_slots=self._pool.capacity,
             parts=self._parts,
             scrape_window=SCRAPE_WINDOW,
         )
+        return sorted([*found, *self._also_found()], key=lambda finding: finding.severity is not Severity.ERROR)
 
     def findings(self) -> list[str]:
         """The same as plain sentences, for the status page."""
         return [f"{finding.sentence} {finding.fix}" for finding in self.found()]
 
+    @property
+    def accepting(self) -> Set[str]:
+        """The instances that get requests."""
+        return self._accepting
+
     def reports(self) -> list[InstanceReport]:
-        """What is known of each instance, in the order of the configuration."""
+        """What is known of each instance, in the order of the configuration; those that leave come last."""
         return [
             InstanceReport(
                 id=instance_id,
@@ -374,8 +414,9 @@ class InstanceSupervisor:
                 waiting=watched.load.waiting if watched.load is not None else None,
                 kv_usage=watched.load.kv_usage if watched.load is not None else None,
                 version=watched.facts.version if watched.facts is not None else None,
+                leaving=instance_id in self._leaving,
             )
-            for instance_id, watched in self._watched.items()
+            for instance_id, watched in (*self._watched.items(), *self._leaving.items())
         ]
 
     def _seen(self, watched: _Watched) -> Seen:
@@ -397,9 +438,9 @@ class InstanceSupervisor:
             return Health.KEPT
         return Health.OUT if watched.checks else Health.UNKNOWN
 
-    def _log(self, found: Sequence[Finding]) -> None:
+    def log_findings(self) -> None:
         """Each finding once when it appears, and once when it is gone."""
-        now = {finding.key: finding for finding in found}
+        now = {finding.key: finding for finding in self.found()}
         for key, finding in now.items():
             if key not in self._logged:
                 level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING

@@ -53,6 +53,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: float | None
     """0 to 1."""
     version: str | None
+    leaving: bool = False
+    """It no longer belongs to the pool and finishes what it runs."""
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,7 @@ class InstanceReport:
     waiting: int | None = None
     kv_usage: float | None = None
     version: str | None = None
+    leaving: bool = False
 
 
 class Supervision(Protocol):
@@ -173,6 +176,7 @@ def _instances(reports: Iterable[InstanceReport], stats: Iterable[InstanceStat])
                 waiting=report.waiting,
                 kv_usage=report.kv_usage,
                 version=report.version,
+                leaving=report.leaving,
             )
         )
     return instances
