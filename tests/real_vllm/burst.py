@@ -166,8 +166,9 @@ def _lines(bursts: Iterable[Burst]) -> Iterable[str]:
         run = runs[burst.mode, burst.max_num_seqs] = runs.get((burst.mode, burst.max_num_seqs), 0) + 1
         percents = [100 * share for share in burst.b_shares]
         shown = ", ".join(f"{percent:.1f}" for percent in percents)
+        least = f"{min(percents[1:]):.1f} %" if percents[1:] else "–"
         yield (
             f"| `{burst.mode}` | {burst.max_num_seqs} | {run} | {shown} % "
-            f"| {min(percents[1:]):.1f} % | {burst.borrowed_gone_at:.1f} s | {burst.tokens_per_second:.0f} "
+            f"| {least} | {burst.borrowed_gone_at:.1f} s | {burst.tokens_per_second:.0f} "
             f"| {max(burst.waited['a']):.1f} s / {max(burst.waited['b']):.1f} s | {burst.recalls} |\n"
         )

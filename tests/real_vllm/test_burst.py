@@ -71,4 +71,5 @@ def test_with_pass_the_second_team_starves_while_the_first_has_a_backlog(
 ) -> None:
     result = burst(engine, "pass", run, tmp_path)
     bursts.append(result)
-    assert min(result.b_shares[1:]) < PROMISED_SHARE / 2
+    # A fast engine with headroom is through A's backlog within two windows: then the first must show it.
+    assert min(result.b_shares[1:] or result.b_shares) < PROMISED_SHARE / 2
