@@ -26,6 +26,7 @@ from fairshare.storage.accounts import (
 )
 from fairshare.storage.address import SqliteFile, StoreAddress
 from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew, StoreUnavailable
+from fairshare.storage.history import HistoryRow, HistoryStore
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
 from fairshare.storage.schema import REVISION, ledger, metadata
 from support.postgres import Postgres
@@ -407,3 +408,31 @@ def backed_up(address: StoreAddress, folder: Path, request: pytest.FixtureReques
     finally:
         Path(dump).unlink(missing_ok=True)
     return fresh
+
+
+# --- history ------------------------------------------------------------------------------------------------------
+
+
+def test_minutes_of_history_come_back_in_order_and_the_same_minute_again_replaces_it(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = HistoryStore(database)
+        await store.save([HistoryRow("chat", 120.0, "b"), HistoryRow("chat", 60.0, "a")], forget_before=0.0)
+        await store.save([HistoryRow("chat", 120.0, "c"), HistoryRow("batch", 120.0, "d")], forget_before=0.0)
+        assert await store.since(60.0) == [
+            HistoryRow("chat", 60.0, "a"),
+            HistoryRow("batch", 120.0, "d"),
+            HistoryRow("chat", 120.0, "c"),
+        ]
+        assert [row.sample for row in await store.since(61.0)] == ["d", "c"]
+
+    run(main)
+
+
+def test_history_that_is_too_old_is_forgotten(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = HistoryStore(database)
+        await store.save([HistoryRow("chat", minute * 60.0, "") for minute in range(10)], forget_before=0.0)
+        await store.save([], forget_before=300.0)
+        assert [row.began_at for row in await store.since(0.0)] == [300.0, 360.0, 420.0, 480.0, 540.0]
+
+    run(main)

@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-REVISION = "0001"
+REVISION = "0002"
 """The last of the `migrations/`: what a store that is up to date says."""
 
 DOUBLE: Double[float] = Double()
@@ -219,3 +219,12 @@ usage = Table(
     Column("as_of", DOUBLE, nullable=False),
 )
 """Decayed usage of each team in each pool, as it was at `as_of`."""
+
+history = Table(
+    "history",
+    metadata,
+    Column("pool", Text, primary_key=True),
+    Column("began_at", DOUBLE, primary_key=True),
+    Column("sample", Text, nullable=False),
+)
+"""What a pool did in one minute, for the status page, as JSON; the last two days of it."""
