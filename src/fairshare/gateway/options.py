@@ -157,13 +157,14 @@ class KubernetesSource:
     """Every ready endpoint of a Kubernetes service is one instance."""
 
     service: str
-    namespace: str
+    namespace: str | None
+    """None: where the gateway itself runs."""
     port: str | None
     """Its number or its name; None: the service has one only."""
     template: InstanceSpec
 
     def __str__(self) -> str:
-        return f"the Kubernetes service {self.namespace}/{self.service}"
+        return f"the Kubernetes service {self.namespace + '/' if self.namespace else ''}{self.service}"
 
 
 InstanceSource = DnsSource | SrvSource | FileSource | KubernetesSource

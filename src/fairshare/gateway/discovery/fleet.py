@@ -5,6 +5,7 @@ Nothing here asks anybody or reads a clock: what sources answered comes in, memb
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from fairshare.gateway.findings import Finding, Severity
 from fairshare.gateway.instances import FORGIVEN_SECONDS, LONGEST_OUT_SECONDS, OUT_SECONDS
@@ -73,15 +74,44 @@ class _Member:
     since: float
     times_left: int
     """How often it left lately, before it came back this time."""
+    from_source: bool = True
+    """Only a source named it, when it was named last."""
+
+
+class State(StrEnum):
+    """What an instance that somebody names is to its pool."""
+
+    MEMBER = "member"
+    """It belongs to it, and gets requests if it is healthy."""
+
+    DRAINED = "drained"
+    """Operators took it out."""
+
+    WAITING = "waiting"
+    """It left lately and must wait a little before it belongs again."""
+
+    KEPT = "kept"
+    """Nothing names it any more; it stays while no other instance gets requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One instance, and who names it."""
+
+    id: str
+    state: State
+    named_by: tuple[str, ...]
+    """In words: the configuration, the sources, operators."""
 
 
 class Fleet:
     """The instances of one pool. `now` is on one monotone clock.
 
-    What the configuration names belongs at once, and so does what operators add. What a source names belongs until the
-    source no longer names it; one that comes back soon after it left waits, for longer each time (as an engine that
-    fails its health check does). While nothing that is still named accepts requests, nothing leaves (`HELD_SECONDS`),
-    and what comes back need not wait. Whom operators drained is out, whatever else names it.
+    What people say counts at once: what the configuration names and what operators add belongs until they take it back,
+    and whom operators drained is out. What a source names belongs until the source no longer names it; one that comes
+    back soon after it left waits, for longer each time (as an engine that fails its health check does). While nothing
+    that is still named accepts requests, nothing that a source named leaves (`HELD_SECONDS`), and what comes back need
+    not wait.
     """
 
     def __init__(self, pool: str, configured: Sequence[InstanceSpec], sources: Sequence[SourceState]) -> None:
@@ -153,6 +183,10 @@ class Fleet:
 
     def _let_go(self, named: Mapping[str, InstanceSpec], now: float, accepting: Set[str]) -> None:
         leaving = [instance_id for instance_id in self._members if instance_id not in named]
+        for instance_id in leaving:
+            if not self._members[instance_id].from_source:
+                del self._members[instance_id]
+        leaving = [instance_id for instance_id in leaving if instance_id in self._members]
         if not leaving or self._members.keys() & named.keys() & accepting:
             self._held_since = None
         elif self._held_since is None:
@@ -167,16 +201,16 @@ class Fleet:
     def _take_in(self, named: Mapping[str, InstanceSpec], now: float, accepting: Set[str]) -> None:
         nobody = not self._members.keys() & accepting
         for instance_id, spec in named.items():
+            from_source = instance_id not in self._configured and instance_id not in self._added
             member = self._members.get(instance_id)
             if member is not None:
-                member.spec = spec
+                member.spec, member.from_source = spec, from_source
                 continue
             left = self._left.get(instance_id)
-            waits = left is not None and now < left.returns_at
-            if waits and not nobody and instance_id not in self._configured and instance_id not in self._added:
+            if left is not None and now < left.returns_at and from_source and not nobody:
                 continue
             self._left.pop(instance_id, None)
-            self._members[instance_id] = _Member(spec, now, 0 if left is None else left.times)
+            self._members[instance_id] = _Member(spec, now, 0 if left is None else left.times, from_source)
 
     # ------------------------------------------------------------------ what is known
 
@@ -189,6 +223,27 @@ class Fleet:
     def drained(self) -> Set[str]:
         """Whom operators took out."""
         return self._drained
+
+    def named(self) -> list[Named]:
+        """Every instance that anybody names or that is kept, and who names it."""
+        by: dict[str, list[str]] = {instance_id: ["the configuration"] for instance_id in self._configured}
+        for source in self._sources:
+            for instance_id in sorted(source.named):
+                by.setdefault(instance_id, []).append(source.name)
+        for instance_id in self._added:
+            by.setdefault(instance_id, []).append("an operator")
+        for instance_id in (*self._members, *sorted(self._drained)):
+            by.setdefault(instance_id, [])
+        return [
+            Named(instance_id, self._state(instance_id, bool(names)), tuple(names)) for instance_id, names in by.items()
+        ]
+
+    def _state(self, instance_id: str, is_named: bool) -> State:
+        if instance_id in self._drained:
+            return State.DRAINED
+        if instance_id in self._members:
+            return State.MEMBER if is_named else State.KEPT
+        return State.WAITING
 
     def found(self) -> list[Finding]:
         """What an operator should know."""
