@@ -28,7 +28,7 @@ from fairshare.storage.address import SqliteFile, StoreAddress
 from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew, StoreUnavailable
 from fairshare.storage.history import HistoryRow, HistoryStore
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
-from fairshare.storage.schema import REVISION, ledger, metadata
+from fairshare.storage.schema import COMPATIBLE_REVISION, REVISION, ledger, metadata
 from support.postgres import Postgres
 from support.storing import Run, row, running
 
@@ -73,12 +73,24 @@ def test_many_processes_may_migrate_at_once(empty: StoreAddress) -> None:
     asyncio.run(main())
 
 
-def test_a_store_of_a_newer_version_is_refused(run: Run) -> None:
+def test_a_store_to_which_a_newer_version_only_added_is_used_and_another_one_is_refused(run: Run) -> None:
     async def main(database: Database) -> None:
         async with database.writing() as connection:
             await connection.exec_driver_sql("update alembic_version set version_num = '9999'")
+        await database.migrate()
+        async with database.writing() as connection:
+            await connection.exec_driver_sql("update compatibility set revision = '9998'")
         with pytest.raises(StoreTooNew, match="revision 9999"):
             await database.migrate()
+
+    run(main)
+
+
+def test_a_migrated_store_says_which_versions_can_use_it(run: Run) -> None:
+    async def main(database: Database) -> None:
+        async with database.reading() as connection:
+            said = (await connection.exec_driver_sql("select id, revision from compatibility")).all()
+        assert [tuple(row) for row in said] == [(1, COMPATIBLE_REVISION)]
 
     run(main)
 

@@ -69,12 +69,12 @@ class Database:
 
         Raises:
             StoreUnavailable: the store does not answer.
-            StoreTooNew: it was migrated by a newer version.
+            StoreTooNew: it was migrated by a newer version that did more than add to it.
         """
         if isinstance(self.address, SqliteFile):
             _create_private(self.address.path)
         async with self.reading() as connection:
-            if await connection.run_sync(_revision) == REVISION:
+            if await connection.run_sync(_can_be_used):
                 return
         async with self.writing(patience_seconds=60.0) as connection:
             if isinstance(self.address, PostgresServer):
@@ -184,6 +184,14 @@ def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.exec_driver_sql("select version_num from alembic_version").scalar()
+
+
+def _can_be_used(connection: Connection) -> bool:
+    """Whether the store is up to date, or a newer version only added to what this one needs."""
+    revision = _revision(connection)
+    if revision is None or revision <= REVISION:
+        return revision == REVISION
+    return str(connection.exec_driver_sql("select revision from compatibility").scalar()) <= REVISION
 
 
 def _upgrade(connection: Connection, shown: str) -> None:

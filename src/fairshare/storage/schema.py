@@ -21,8 +21,12 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-REVISION = "0002"
+REVISION = "0003"
 """The last of the `migrations/`: what a store that is up to date says."""
+
+COMPATIBLE_REVISION = "0003"
+"""The oldest revision whose programs can use such a store too: what came since only added to it. So replicas of two
+versions run side by side; what is taken away goes one version later."""
 
 DOUBLE: Double[float] = Double()
 
@@ -33,6 +37,14 @@ changes = Table(
     Column("version", BigInteger, nullable=False),
 )
 """One row. `version` grows with every change of what gateways must know; they poll it."""
+
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("revision", Text, nullable=False),
+)
+"""One row: the oldest revision whose programs can use this store (`COMPATIBLE_REVISION` of the newest program)."""
 
 nodes = Table(
     "nodes",
@@ -228,3 +240,24 @@ history = Table(
     Column("sample", Text, nullable=False),
 )
 """What a pool did in one minute, for the status page, as JSON; the last two days of it."""
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("pool", Text, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("ends_at", DOUBLE, nullable=False),
+)
+"""Which replica decides for a pool. `ends_at`: on the clock of the database. `epoch` only grows, so rows stay."""
+
+in_flight = Table(
+    "in_flight",
+    metadata,
+    Column("pool", Text, primary_key=True),
+    Column("team", Text, primary_key=True),
+    Column("slots", Integer, nullable=False),
+    Column("as_of", DOUBLE, nullable=False),
+)
+"""What a pool's owner had in flight, phantoms among it: phantoms of its successor. `as_of`: as `leases.ends_at`."""
