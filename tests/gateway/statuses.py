@@ -56,5 +56,6 @@ def pool_status_of(name: str, **fields: Any) -> PoolStatus:
         "recalled_slot_seconds": 0.0,
         "instances": [],
         "findings": [],
+        "finding_details": [],
     }
     return PoolStatus(name=name, **(defaults | fields))

@@ -299,7 +299,7 @@ def test_an_engine_whose_process_died_behind_its_port_is_out() -> None:
         network["one"].health_status = 503
         await world.rounds(FAILURES_TO_TAKE_OUT)
         assert world.driver.accepting == {"http://two": 8}
-        assert "/health answers 503" in world.supervisor.findings()[0]
+        assert "/health answers 503" in world.supervisor.found()[0].sentence
         await world.supervisor.stop()
 
     run(scenario())

@@ -8,6 +8,7 @@ from fairshare.core.decisions import Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.core.priority import MAX_RANK
+from fairshare.gateway.findings import Finding, Severity
 from fairshare.gateway.options import InstanceSpec, PoolSpec
 from fairshare.gateway.status import InstanceReport, PoolStatus, pool_status
 
@@ -17,14 +18,14 @@ URL = "http://a:1"
 class Watched:
     """A supervision that says what it was told to say."""
 
-    def __init__(self, *reports: InstanceReport, findings: Sequence[str] = ()) -> None:
-        self._reports, self._findings = reports, findings
+    def __init__(self, *reports: InstanceReport, found: Sequence[Finding] = ()) -> None:
+        self._reports, self._found = reports, found
 
     def reports(self) -> Sequence[InstanceReport]:
         return self._reports
 
-    def findings(self) -> Sequence[str]:
-        return self._findings
+    def found(self) -> Sequence[Finding]:
+        return self._found
 
 
 class Site:
@@ -137,9 +138,22 @@ def test_an_instance_shows_what_is_known_and_none_for_what_is_not() -> None:
 
 
 def test_findings_are_those_of_the_watch_and_what_the_pool_itself_shows() -> None:
-    findings = Site().status(Watched(findings=["The engine is on fire."])).findings
-    assert findings[0] == "The engine is on fire."
-    assert "not calibrated" in findings[1]
+    fire = Finding(
+        id="fire",
+        severity=Severity.ERROR,
+        pool="chat",
+        instance_id=URL,
+        sentence="The engine is on fire.",
+        why="It will not last.",
+        fix="Put it out.",
+    )
+    status = Site().status(Watched(found=[fire]))
+    assert status.findings[0] == "The engine is on fire. Put it out."
+    assert "not calibrated" in status.findings[1]
+    assert [(detail.id, detail.severity, detail.instance) for detail in status.finding_details] == [
+        ("fire", "error", URL),
+        ("not-calibrated", "note", None),
+    ]
     assert Site(calibrated=True).status().findings == []
     smaller = Site(calibrated=True)
     smaller.pool.set_capacity(3)

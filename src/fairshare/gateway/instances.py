@@ -395,10 +395,6 @@ class InstanceSupervisor:
         )
         return sorted([*found, *self._also_found()], key=lambda finding: finding.severity is not Severity.ERROR)
 
-    def findings(self) -> list[str]:
-        """The same as plain sentences, for the status page."""
-        return [f"{finding.sentence} {finding.fix}" for finding in self.found()]
-
     @property
     def accepting(self) -> Set[str]:
         """The instances that get requests."""

@@ -13,7 +13,11 @@ import msgspec
 from fairshare.core.decisions import DispatchQueue, InstanceStat
 from fairshare.core.pool import Pool, TeamStat
 from fairshare.core.priority import MAX_RANK
+from fairshare.gateway.findings import Finding, Severity
 from fairshare.gateway.options import PoolSpec
+
+NOTE = "note"
+"""The severity of what is as it was configured, and still worth knowing."""
 
 
 class TeamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,45 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """It no longer belongs to the pool and finishes what it runs."""
 
 
+class FindingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that an operator should know, as `findings` says it, in its parts."""
+
+    id: str
+    """Stable, see `fairshare.gateway.findings`."""
+    severity: str
+    """`error`: a promise does not hold or requests fail; `warning`: something works worse than it could; `note`."""
+    instance: str | None
+    """None: about the pool as a whole."""
+    sentence: str
+    why: str
+    fix: str
+
+
+class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget in its period now. Cost units."""
+
+    owner: str
+    """As `team:search`."""
+    model: str | None
+    """Only what was asked of this model counts; null: all."""
+    tag: str | None
+    """Likewise, of keys with this tag."""
+    period: str
+    soft: float | None
+    hard: float | None
+    """With what it was increased by for the time."""
+    used: float
+    """Charged in this period."""
+    reserved: float
+    """Estimates of requests that run."""
+    left: float | None
+    """Of the hard amount; null: it has none."""
+    borrows_only: bool
+    """It is over its soft amount, and for that its owner only borrows."""
+    resets_at: float | None
+    """Wall clock; null: never."""
+
+
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pool."""
 
@@ -88,6 +131,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     instances: list[InstanceStatus]
     findings: list[str]
     """What an operator should know, one plain sentence each."""
+    finding_details: list[FindingStatus]
+    """The same in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +153,28 @@ class Supervision(Protocol):
 
     def reports(self) -> Sequence[InstanceReport]: ...
 
-    def findings(self) -> Sequence[str]: ...
+    def found(self) -> Sequence[Finding]: ...
 
 
 def pool_status(
     spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: Supervision, *, findings: Sequence[str] = ()
 ) -> PoolStatus:
-    """The state of one pool, now. `findings`: what else is to be said."""
+    """The state of one pool, now. `findings`: what else is to be said, of the store for instance."""
+    details = [
+        *(_detail("store", Severity.WARNING, sentence) for sentence in findings),
+        *(
+            FindingStatus(
+                id=found.id,
+                severity=found.severity,
+                instance=found.instance_id,
+                sentence=found.sentence,
+                why=found.why,
+                fix=found.fix,
+            )
+            for found in supervision.found()
+        ),
+        *_own_findings(spec, pool),
+    ]
     queued = queue.snapshot()
     held = {stat.team: stat for stat in queued.teams}
     stats = list(pool.snapshot())
@@ -156,7 +216,8 @@ def pool_status(
         recalls=queued.recalls_total,
         recalled_slot_seconds=queued.recalled_slot_seconds_total,
         instances=_instances(supervision.reports(), queued.instances),
-        findings=[*findings, *supervision.findings(), *_findings(spec, pool)],
+        findings=[f"{detail.sentence} {detail.fix}".rstrip() for detail in details],
+        finding_details=details,
     )
 
 
@@ -182,19 +243,31 @@ def _instances(reports: Iterable[InstanceReport], stats: Iterable[InstanceStat])
     return instances
 
 
-def _findings(spec: PoolSpec, pool: Pool) -> list[str]:
-    findings: list[str] = []
+def _own_findings(spec: PoolSpec, pool: Pool) -> list[FindingStatus]:
+    found: list[FindingStatus] = []
     if pool.capacity < spec.capacity:
-        findings.append(
-            f"The capacity is {pool.capacity} of the {spec.capacity} configured slots, because not every engine is "
-            "healthy; reservations are smaller until the engines are back."
+        found.append(
+            _detail(
+                "capacity-reduced",
+                Severity.WARNING,
+                f"The capacity is {pool.capacity} of the {spec.capacity} configured slots, because not every engine is "
+                "healthy; reservations are smaller until the engines are back.",
+            )
         )
     if not spec.calibrated:
-        findings.append(
-            "Costs are not calibrated: usage counts tokens (prompt 1, cached 0.1, completion 2), not GPU time. "
-            "Give the pool its `cost:` to change that."
+        found.append(
+            _detail(
+                "not-calibrated",
+                NOTE,
+                "Costs are not calibrated: usage counts tokens (prompt 1, cached 0.1, completion 2), not GPU time.",
+                "Give the pool its `cost:` to change that.",
+            )
         )
-    return findings
+    return found
+
+
+def _detail(id: str, severity: str, sentence: str, fix: str = "") -> FindingStatus:
+    return FindingStatus(id=id, severity=severity, instance=None, sentence=sentence, why="", fix=fix)
 
 
 def _nobody(team: str) -> TeamStat:
