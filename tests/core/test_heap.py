@@ -10,7 +10,7 @@ def test_the_smallest_priority_comes_first() -> None:
     heap: KeyedHeap[float] = KeyedHeap()
     heap.set("late", 3.0)
     heap.set("early", 1.0)
-    assert (heap.peek(), heap.first_priority(), len(heap)) == ("early", 1.0, 2)
+    assert (heap.peek(), heap.first_priority(), len(heap.priorities)) == ("early", 1.0, 2)
 
 
 def test_equal_priorities_come_in_the_order_of_names() -> None:
@@ -35,7 +35,7 @@ def test_what_was_taken_out_does_not_come_back() -> None:
     heap.set("a", 1.0)
     heap.discard("a")
     heap.discard("never there")
-    assert (heap.peek(), heap.first_priority(), "a" in heap, len(heap)) == (None, None, False, 0)
+    assert (heap.peek(), heap.first_priority(), "a" in heap.priorities, len(heap.priorities)) == (None, None, False, 0)
     heap.set("a", 5.0)
     assert heap.first_priority() == 5.0
 
@@ -47,7 +47,7 @@ def test_a_churn_of_names_and_priorities_leaves_nothing_behind() -> None:
         heap.set(f"name {number}", number)
         heap.set("moves", -number)
         heap.discard(f"name {number}")
-    assert len(heap) == 2
+    assert len(heap.priorities) == 2
     assert len(heap._heap) < 20  # pyright: ignore[reportPrivateUsage]
 
 
@@ -77,5 +77,5 @@ def test_it_is_a_dictionary_of_which_one_may_ask_the_least(steps: list[tuple[str
         least = min(naive, key=lambda known: (naive[known], known), default=None)
         assert heap.peek() == least
         assert heap.first_priority() == (None if least is None else naive[least])
-        assert len(heap) == len(naive)
-        assert all((known in heap) == (known in naive) for known in "abcdefgh")
+        assert len(heap.priorities) == len(naive)
+        assert all((known in heap.priorities) == (known in naive) for known in "abcdefgh")

@@ -124,7 +124,7 @@ def test_the_seat_of_a_recalled_request_stays_taken_until_its_abort_ends() -> No
     instances.take_off("e0", "a", 2, aborting=True)
     assert instances.with_room("b", ()) is None
     assert (instances.free_seats("e0"), instances.aborting_slots("e0"), instances.placed_slots) == (0, 2, 0)
-    assert instances.accepting_taken_slots == 2
+    assert instances.surplus_slots == 2
     instances.abort_ended("e0", 2)
     assert (instances.free_seats("e0"), instances.aborting_slots("e0")) == (2, 0)
     assert instances.with_room("b", ()) == "e0"
@@ -136,7 +136,7 @@ def test_an_instance_that_accepts_nothing_is_not_chosen_and_keeps_what_it_runs()
     instances.changed(Instance(id="e0", part_slots=4, accepting=False))
     assert instances.with_room("b", ["e0"]) == "e1"
     assert not instances.accepts("e0")
-    assert (instances.placed_slots, instances.accepting_taken_slots) == (1, 0)
+    assert (instances.placed_slots, instances.surplus_slots) == (1, -1)
     instances.changed(Instance(id="e1", part_slots=4, accepting=False))
     assert instances.emptiest_by_seats() is None
     assert not instances.any_accepting
@@ -254,7 +254,8 @@ def compare(instances: InstanceTable, naive: dict[str, Naive], preferred: list[s
     accepting = {name: known for name, known in naive.items() if known.accepting}
     assert instances.any_accepting == bool(accepting)
     assert instances.placed_slots == sum(slots for known in naive.values() for _, slots in known.placed)
-    assert instances.accepting_taken_slots == sum(known.taken for known in accepting.values())
+    taken_slots = sum(known.taken for known in accepting.values())
+    assert instances.surplus_slots == taken_slots - instances.placed_slots
     assert [(stat.id, stat.seats, stat.in_flight_slots + stat.aborting_slots) for stat in instances.stats()] == [
         (name, known.most, known.taken) for name, known in naive.items()
     ]

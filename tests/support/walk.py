@@ -455,7 +455,7 @@ class Walk:
             assert not queue._aborting
             assert not queue._abort_ends
             for heap in (queue._turn_waiters, queue._borrowers, queue._wide_owed, queue._wide_due, queue._above):
-                assert len(heap) == 0
+                assert not heap.priorities
             assert set(queue._teams) <= set(self.teams), "a made-up name left something behind"
             for team in queue._teams.values():
                 assert not team.recallable

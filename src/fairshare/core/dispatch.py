@@ -38,6 +38,7 @@ class PassQueue(HoldQueue):
         super().__init__(pool, options=options, instances=instances, fallback=fallback)
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
+        self._came_due = False
         if self._generation != self._pool.generation:
             self._rebuild(now)
         while self._held:

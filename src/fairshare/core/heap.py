@@ -13,37 +13,32 @@ class KeyedHeap(Generic[Priority]):
     entries are old, the heap is built anew, so its size stays within twice the number of names.
     """
 
-    __slots__ = ("_heap", "_priorities")
+    __slots__ = ("_heap", "priorities")
 
     def __init__(self) -> None:
         self._heap: list[tuple[Priority, str]] = []
-        self._priorities: dict[str, Priority] = {}
-
-    def __len__(self) -> int:
-        return len(self._priorities)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._priorities
+        self.priorities: dict[str, Priority] = {}
+        """Name to priority of all that is in it; only for reading (whether anything is in it is asked all the time)."""
 
     def set(self, name: str, priority: Priority) -> None:
         """Put `name` at `priority` (smallest first; equal priorities in the order of names)."""
-        if self._priorities.get(name) == priority:
+        if self.priorities.get(name) == priority:
             return
-        self._priorities[name] = priority
-        if len(self._heap) > 2 * len(self._priorities) + 8:
-            self._heap = [(known, key) for key, known in self._priorities.items()]
+        self.priorities[name] = priority
+        if len(self._heap) > 2 * len(self.priorities) + 8:
+            self._heap = [(known, key) for key, known in self.priorities.items()]
             heapq.heapify(self._heap)
         else:
             heapq.heappush(self._heap, (priority, name))
 
     def discard(self, name: str) -> None:
         """Take `name` out; nothing happens if it is not there."""
-        if self._priorities.pop(name, None) is not None and not self._priorities:
+        if self.priorities.pop(name, None) is not None and not self.priorities:
             self._heap.clear()
 
     def peek(self) -> str | None:
         """The name with the smallest priority; None when empty."""
-        heap, priorities = self._heap, self._priorities
+        heap, priorities = self._heap, self.priorities
         while heap:
             priority, name = heap[0]
             if priorities.get(name) == priority:
@@ -54,9 +49,9 @@ class KeyedHeap(Generic[Priority]):
     def first_priority(self) -> Priority | None:
         """The smallest priority; None when empty."""
         name = self.peek()
-        return None if name is None else self._priorities[name]
+        return None if name is None else self.priorities[name]
 
     def clear(self) -> None:
         """Take everything out."""
         self._heap.clear()
-        self._priorities.clear()
+        self.priorities.clear()

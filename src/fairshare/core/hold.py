@@ -75,19 +75,27 @@ class SendKind(Enum):
     BORROWER = "idle capacity"
 
 
-class _Mean:
-    """Running mean of the last requests: plain mean at first, then exponential."""
+class _Estimates:
+    """Running means of the last requests: plain means at first, then exponential."""
 
-    __slots__ = ("count", "value")
+    __slots__ = ("cost_count", "cost_units_per_slot", "count", "seconds")
 
     def __init__(self) -> None:
-        self.value = 0.0
         self.count = 0
+        self.seconds = 0.0
+        """How long a request holds a slot."""
+        self.cost_count = 0
+        self.cost_units_per_slot = 0.0
 
-    def add(self, sample: float) -> None:
+    def add(self, seconds: float, cost_units_per_slot: float) -> None:
+        """Add a request that ended. Of a consumption that cannot be charged (NaN, say) nothing is learned."""
         if self.count < ESTIMATE_MEMORY_REQUESTS:
             self.count += 1
-        self.value += (sample - self.value) / self.count
+        self.seconds += (seconds - self.seconds) / self.count
+        if 0.0 <= cost_units_per_slot < math.inf:
+            if self.cost_count < ESTIMATE_MEMORY_REQUESTS:
+                self.cost_count += 1
+            self.cost_units_per_slot += (cost_units_per_slot - self.cost_units_per_slot) / self.cost_count
 
 
 class _Entry:
@@ -106,9 +114,24 @@ class _Entry:
         "request",
         "sent_at",
         "sequence",
+        "team",
         "waited_seconds",
         "weight",
     )
+
+    # What it is while it is dispatched, set when it is sent.
+    team: "_TeamQueue"
+    """The record of its team in `queue`."""
+    grant: "Grant"
+    instance_id: str
+    kind: SendKind
+    sent_at: float
+    began: bool
+    """Whether the client has received something."""
+    weight: float
+    """What its tag was divided by; 0: it moved no tag."""
+    estimate_slot_seconds: float
+    """What its tag was moved by, times `weight`."""
 
     def __init__(self, request: Request, home: "HoldQueue", sequence: int, now: float) -> None:
         self.request = request
@@ -120,14 +143,6 @@ class _Entry:
         self.held_since = now
         self.waited_seconds = 0.0
         self.recalled = False
-        self.began = False
-        self.grant: Grant | None = None
-        self.instance_id = ""
-        self.sent_at = 0.0
-        self.kind = SendKind.OWNER
-        self.estimate_slot_seconds = 0.0
-        self.weight = 0.0
-        """What its tag was divided by; 0: it moved no tag."""
 
 
 _Lane = OrderedDict[int, _Entry]
@@ -188,26 +203,27 @@ class _TeamQueue:
         "batch",
         "borrow_end_tag",
         "borrow_floor",
-        "cost_units_per_slot",
         "credit_at",
         "credit_rate_slots",
         "credit_slot_seconds",
+        "estimates",
         "fraction",
         "held",
         "held_bytes",
         "held_slots",
         "interactive",
+        "lines",
         "name",
         "own_slots",
         "recallable",
         "recalled",
-        "seconds",
         "sent",
         "state",
         "turn_end_tag",
         "turn_floor",
         "turn_slots",
         "whole_slots",
+        "wide_counts",
         "wide_slots",
         "wide_waits",
     )
@@ -221,14 +237,13 @@ class _TeamQueue:
         self.recalled = _Line()
         self.interactive = _Line()
         self.batch = _Line()
+        self.lines = (self.recalled, self.interactive, self.batch)
         self.held = 0
         self.held_slots = 0
         self.held_bytes = 0
         self.sent = 0
         """Requests sent, for the turn of its batch requests (`batch_every`)."""
-        self.seconds = _Mean()
-        """How long its requests hold a slot."""
-        self.cost_units_per_slot = _Mean()
+        self.estimates = _Estimates()
         self.turn_slots = 0
         """Slots of the request that holds a turn for it; not counted against its whole slots."""
         self.turn_end_tag = 0.0
@@ -255,6 +270,8 @@ class _TeamQueue:
         self.wide_waits = False
         self.wide_slots = 0
         """Slots of its requests that went by this right."""
+        self.wide_counts = False
+        """Whether any of the numbers about wide requests may be other than 0."""
 
     @property
     def is_idle(self) -> bool:
@@ -292,11 +309,7 @@ class _TeamQueue:
 
     def oldest_sequence(self) -> int:
         """Sequence number of its oldest held request."""
-        oldest = -1
-        for line in (self.recalled, self.interactive, self.batch):
-            if line.lanes and (entry := line.first()) is not None and not 0 <= oldest < entry.sequence:
-                oldest = entry.sequence
-        return oldest
+        return min(next(iter(line.entries)) for line in self.lines if line.entries)
 
 
 class HoldQueue:
@@ -313,7 +326,9 @@ class HoldQueue:
         fallback: "HoldQueue | None" = None,
     ) -> None:
         self._pool = pool
-        self._options = options or HoldOptions()
+        self._pool_name = pool.name
+        self._options = options = options or HoldOptions()
+        self._is_weighted = options.borrow_order is BorrowOrder.WEIGHTED
         self._instances = InstanceTable(instances)
         self._fallback = fallback
         self._guests: list[HoldQueue] = []
@@ -349,12 +364,14 @@ class HoldQueue:
         self._consumed: dict[str, float] = {}
         self._consumed_total = 0.0
         self._shares_total = 0.0
-        self._seconds = _Mean()
-        self._cost_units_per_slot = _Mean()
+        self._estimates = _Estimates()
+        """Of all teams."""
         self._aborting: dict[str, deque[tuple[str, int]]] = {}
         self._abort_ends: deque[tuple[float, str, int]] = deque()
+        self._due_at = math.inf
+        """Before this no held request has waited too long and no seat of a recalled one is free (pool clock)."""
         self._came_due = False
-        """Whether time alone changed something in this event."""
+        """Whether time alone changed something that `_dispatch` has not seen yet."""
         now = pool.begin()
         self._waste_slot_seconds = self._waste_limit()
         self._waste_at = now
@@ -375,26 +392,34 @@ class HoldQueue:
         Raises:
             ValueError: `slots` is below 1, or a request with this id is not finished.
         """
-        if request.slots < 1:
-            raise ValueError(f"slots of request {request.id!r} must be at least 1, got {request.slots}")
-        if request.id in self._entries:
-            raise ValueError(f"request {request.id!r} was submitted already and is not finished")
+        request_id, slots = request.id, request.slots
+        if slots < 1:
+            raise ValueError(f"slots of request {request_id!r} must be at least 1, got {slots}")
+        if request_id in self._entries:
+            raise ValueError(f"request {request_id!r} was submitted already and is not finished")
         now = self._pool.begin()
-        decisions: list[Decision] = self._due(now)
-        if not self._instances.any_accepting and self._fallback is None:
-            decisions.append(self._refused(request.id, RefusalReason.NO_INSTANCE, 0, 1))
+        decisions: list[Decision] = self._due(now) if now >= self._due_at else []
+        accepting = self._instances.accepting
+        if not accepting and self._fallback is None:
+            decisions.append(self._refused(request_id, RefusalReason.NO_INSTANCE, 0, 1))
             return decisions
-        team = self._team(request.team)
-        entry = _Entry(request, self, self._next_sequence, now)
+        team = self._teams.get(request.team) or self._team(request.team)
+        entry = self._entries[request_id] = _Entry(request, self, self._next_sequence, now)
         self._next_sequence += 1
-        self._entries[request.id] = entry
-        if self._goes_at_once(team, request):
+        changed = self._changed
+        # The short way of what most requests are, an owner's with nothing of its team held: what `_pump` would do with
+        # it, without asking what else may go. The team stays within its own, so nothing changes in `_above`.
+        if accepting and not changed and slots <= team.whole_slots - team.counted_slots() and self._is_simple(team):
             self._dispatch_entry(team, entry, SendKind.OWNER, now, decisions)
-            return decisions + self._pump(now) if len(self._changed) > 1 else self._settled(team, decisions)
+            if len(changed) > 1:  # somebody was taken back for it
+                decisions += self._pump(now)
+            else:
+                changed.clear()
+            return decisions
         only_waits = self._only_waits(team, request)
         self._hold(team, entry, now)
         if only_waits:
-            self._changed.clear()
+            changed.clear()
         else:
             decisions += self._pump(now)
         if entry.queue is None:
@@ -410,31 +435,36 @@ class HoldQueue:
     def first_byte(self, request_id: str) -> list[Decision]:
         """The client received something: the request can no longer be recalled."""
         entry = self._entries.get(request_id)
-        if entry is not None and entry.queue is not None and not entry.began:
+        if entry is not None and (queue := entry.queue) is not None and not entry.began:
             entry.began = True
-            entry.queue._no_longer_recallable(entry)
+            if entry.team.recallable.pop(request_id, None) is not None and queue._above.priorities:
+                queue._refresh_above(entry.team)
         return []
 
     def released(self, request_id: str, consumed_cost_units: float) -> list[Decision]:
         """The engine has finished with a dispatched request. Idempotent; unknown and held requests change nothing."""
         now = self._pool.begin()
-        decisions = self._due(now)
+        decisions: list[Decision] = self._due(now) if now >= self._due_at else []
         entry = self._entries.get(request_id)
-        if entry is None or entry.queue is None:
+        if entry is None or (queue := entry.queue) is None:
             return decisions + self._pump(now)
-        queue = entry.queue
         queue._end(entry, consumed_cost_units, now if queue is self else queue._pool.begin(), recalled=False)
         del self._entries[request_id]
-        team = queue._teams[entry.request.team]
-        nobody_waits = not decisions and not self._held and not self._guests  # what just fell due must leave its heaps
-        if queue is self and nobody_waits and self._is_simple(team) and len(self._changed) == 1:
-            return self._settled(team, decisions)
+        # The short way when nobody waits: bring up to date the one team that changed.
+        if queue is self and not self._held and len(self._changed) == 1 and not self._guests_wait():
+            team = entry.team
+            if self._is_simple(team):
+                self._changed.clear()
+                if self._above.priorities:
+                    self._refresh_above(team)
+                self._forget_if_idle(team)
+                return decisions
         return decisions + self._pump_with(queue, now)
 
     def cancelled(self, request_id: str) -> list[Decision]:
         """The client of a held request left: it is gone at once. For a dispatched one nothing happens yet."""
         now = self._pool.begin()
-        decisions = self._due(now)
+        decisions = self._due(now) if now >= self._due_at else []
         if request_id in self._held:
             self._drop(self._entries[request_id], now)
         return decisions + self._pump(now)
@@ -442,7 +472,7 @@ class HoldQueue:
     def aborted(self, request_id: str) -> list[Decision]:
         """The engine's connection of a recalled request is closed; its seat is free `abort_grace_seconds` later."""
         now = self._pool.begin()
-        decisions = self._due(now)
+        decisions = self._due(now) if now >= self._due_at else []
         for queue in (self, self._fallback):
             if queue is None:
                 continue
@@ -454,6 +484,7 @@ class HoldQueue:
                 del queue._aborting[request_id]
             ends_at = (now if queue is self else queue._pool.begin()) + queue._options.abort_grace_seconds
             queue._abort_ends.append((ends_at, instance_id, slots))
+            queue._due_at = min(queue._due_at, ends_at)
             queue._end_aborts(ends_at - queue._options.abort_grace_seconds)
             return decisions + self._pump_with(queue, now)
         return decisions + self._pump(now)
@@ -483,7 +514,7 @@ class HoldQueue:
     def instance_changed(self, instance: Instance) -> list[Decision]:
         """An instance is new, or its record changed."""
         now = self._pool.begin()
-        decisions = self._due(now)
+        decisions = self._due(now) if now >= self._due_at else []
         if not self._instances.any_accepting:
             self._changed.update(team.name for team in self._teams.values() if team.held)
         self._instances.changed(instance)
@@ -492,7 +523,7 @@ class HoldQueue:
     def instance_removed(self, instance_id: str) -> list[Decision]:
         """An instance is gone; what was sent there is still to be released."""
         now = self._pool.begin()
-        decisions = self._due(now)
+        decisions = self._due(now) if now >= self._due_at else []
         self._instances.removed(instance_id)
         return decisions + self._pump(now)
 
@@ -504,27 +535,28 @@ class HoldQueue:
     def tick(self) -> list[Decision]:
         """Time passed, or the pool was changed from outside."""
         now = self._pool.begin()
-        return self._due(now) + self._pump(now)
+        decisions = self._due(now) if now >= self._due_at else []
+        return decisions + self._pump(now)
 
     def next_deadline(self) -> float | None:
         """When the longest wait ends, a recalled seat is free, a wide request is due or a phantom ends."""
-        if not (self._held or self._guests or self._abort_ends or self._wide_due or self._turn_debt_slot_seconds):
+        wide_due = self._wide_due.priorities
+        if not (self._held or self._guests or self._abort_ends or wide_due or self._turn_debt_slot_seconds):
             return None  # the most common answer, asked for at every event
         deadlines: list[float] = []
         if self._held:
             entry = next(iter(self._held.values()))
             deadlines.append(entry.held_since + self._options.longest_wait_seconds)
-        if self._held or any(guest._held for guest in self._guests):
+        if self._pool.phantom_slots and (self._held or self._guests_wait()):
             phantom_end = self._pool.next_phantom_end()
             if phantom_end is not None:
                 deadlines.append(phantom_end)
         if self._abort_ends:
             deadlines.append(self._abort_ends[0][0])
-        due = self._wide_due.first_priority()
-        if due is not None:
+        if wide_due and (due := self._wide_due.first_priority()) is not None:
             deadlines.append(due)
         spare_slots = self._turn_slots - self._turn_held_slots
-        turn_waits = self._turn_debt_slot_seconds and self._turn_waiters and self._instances.any_accepting
+        turn_waits = self._turn_debt_slot_seconds and self._turn_waiters.priorities and self._instances.accepting
         if turn_waits and spare_slots > 0:
             deadlines.append(self._turn_debt_at + self._turn_debt_slot_seconds / spare_slots)
         return min(deadlines, default=None)
@@ -571,7 +603,7 @@ class HoldQueue:
     def _refused(self, request_id: str, reason: RefusalReason, found: float, limit: float) -> Refused:
         """A refusal; try again when about one slot of the pool is expected to be free, between 1 and 60 seconds."""
         capacity = self._pool.capacity
-        per_slot_seconds = self._seconds.value * max(1, len(self._held)) / capacity if capacity else 5.0
+        per_slot_seconds = self._estimates.seconds * max(1, len(self._held)) / capacity if capacity else 5.0
         return Refused(
             request_id=request_id,
             reason=reason,
@@ -592,49 +624,35 @@ class HoldQueue:
 
     def _is_simple(self, team: _TeamQueue) -> bool:
         """Whether nothing but this team's own numbers changes when a request of it comes or goes."""
-        return (
-            not team.held
-            and not team.wide_slots
-            and not team.credit_slot_seconds
-            and not team.credit_rate_slots
-            and not self._waits_for_time()
-            and self._generation == self._pool.generation
-            and self._options.borrow_order is BorrowOrder.LEVEL_FAIRSHARE
-        )
-
-    def _waits_for_time(self) -> bool:
-        """Whether seats, turns or wide requests may have come due, so that others may go in this event too."""
-        return bool(self._came_due or self._abort_ends or self._wide_due or self._turn_debt_slot_seconds)
-
-    def _goes_at_once(self, team: _TeamQueue, request: Request) -> bool:
-        """Whether it is what most requests are: an owner's, with nothing of its team held. Decides as `_pump` would."""
-        return (
-            not self._changed
-            and self._is_simple(team)
-            and request.slots <= team.whole_slots - team.counted_slots()
-            and self._instances.any_accepting
+        return not (
+            team.held
+            or team.wide_counts
+            or self._is_weighted
+            or self._came_due
+            or self._wide_due.priorities
+            or self._turn_debt_slot_seconds
+            or self._generation != self._pool.generation
         )
 
     def _only_waits(self, team: _TeamQueue, request: Request) -> bool:
         """The short way under load: behind others of its team in a full pool, a request changes nobody's place."""
-        return (
-            team.held > 0
-            and request.slots == 1
-            and not self._changed
-            and not team.wide_waits
-            and not self._waits_for_time()
-            and self._fallback is None
-            and self._generation == self._pool.generation
-            and team.whole_slots <= team.counted_slots()
-            and not self._has_room()
+        return not (
+            not team.held
+            or request.slots != 1
+            or team.wide_waits
+            or self._changed
+            or self._came_due
+            or self._wide_due.priorities
+            or self._turn_debt_slot_seconds
+            or self._fallback is not None
+            or self._generation != self._pool.generation
+            or team.whole_slots > team.counted_slots()
+            or self._has_room()
         )
 
-    def _settled(self, team: _TeamQueue, decisions: list[Decision]) -> list[Decision]:
-        """Bring up to date the one team that changed, where it holds nothing and nobody else may go."""
-        self._changed.clear()
-        self._refresh_above(team)
-        self._forget_if_idle(team)
-        return decisions
+    def _guests_wait(self) -> bool:
+        """Whether a queue that falls back on this one has something to do."""
+        return any(guest._held or guest._changed for guest in self._guests)
 
     def _hold(self, team: _TeamQueue, entry: _Entry, now: float) -> None:
         entry.queue = None
@@ -646,6 +664,7 @@ class HoldQueue:
         team.held_slots += entry.request.slots
         team.held_bytes += entry.request.body_bytes
         self._held[entry.request.id] = entry
+        self._due_at = min(self._due_at, now + self._options.longest_wait_seconds)
         self._held_bytes += entry.request.body_bytes
         self._changed.add(team.name)
 
@@ -667,14 +686,13 @@ class HoldQueue:
     def _due(self, now: float) -> list[Decision]:
         """What time alone brings: seats of recalled requests, and requests that waited too long."""
         decisions: list[Decision] = []
-        self._came_due = False
-        if not self._held and not self._abort_ends:
-            return decisions
         self._end_aborts(now)
         limit = self._options.longest_wait_seconds
+        self._due_at = self._abort_ends[0][0] if self._abort_ends else math.inf
         while self._held:
             entry = next(iter(self._held.values()))
             if entry.held_since + limit > now:
+                self._due_at = min(self._due_at, entry.held_since + limit)
                 break
             waited = now - entry.held_since
             self._drop(entry, now)
@@ -708,20 +726,21 @@ class HoldQueue:
         return decisions + queue._pump(queue._pool.begin())
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
+        self._came_due = False
         if self._generation != self._pool.generation:
             self._rebuild(now)
         self._refresh_changed(now, decisions)
-        if self._wide_due:
+        if self._wide_due.priorities:
             self._credit_due(now)
-        while self._instances.any_accepting:
-            if self._turn_waiters and self._turn_is_free(now):
+        while self._instances.accepting:
+            if self._turn_waiters.priorities and self._turn_is_free(now):
                 team = self._teams[self._some(self._turn_waiters)]
                 self._send(team, self._next_entry(team), SendKind.TURN, now, decisions)
             elif self._has_room():
-                if self._wide_owed:
+                if self._wide_owed.priorities:
                     team = self._teams[self._some(self._wide_owed)]
                     self._send(team, self._next_entry(team), SendKind.WIDE, now, decisions)
-                elif self._borrowers:
+                elif self._borrowers.priorities:
                     team = self._teams[self._some(self._borrowers)]
                     self._send(team, self._next_entry(team), SendKind.BORROWER, now, decisions)
                 else:
@@ -729,7 +748,7 @@ class HoldQueue:
             else:
                 break
             self._refresh_changed(now, decisions)
-            if self._wide_due:
+            if self._wide_due.priorities:
                 self._credit_due(now)
         if self._fallback is not None:
             self._send_to_fallback(now, decisions)
@@ -755,8 +774,7 @@ class HoldQueue:
         Live grants and recalled seats, never phantoms (they would stop a pool whose engines are empty), and nothing
         that still runs on an instance which no longer counts in C.
         """
-        elsewhere_slots = self._pool.live_slots - self._instances.placed_slots
-        return elsewhere_slots + self._instances.accepting_taken_slots < self._pool.capacity
+        return self._pool.live_slots + self._instances.surplus_slots < self._pool.capacity
 
     def _refresh_changed(self, now: float, decisions: list[Decision]) -> None:
         """Bring every team that changed up to date, and send what its whole slots take."""
@@ -766,16 +784,17 @@ class HoldQueue:
             names = sorted(changed) if len(changed) > 1 else (changed.pop(),)
             changed.clear()
             for name in names:
-                if self._options.borrow_order is BorrowOrder.WEIGHTED:
+                if self._is_weighted:
                     self._note_consumption(name)
                 team = self._teams.get(name)
                 if team is not None:
                     self._refresh(team, now, decisions)
 
     def _refresh(self, team: _TeamQueue, now: float, decisions: list[Decision]) -> None:
-        self._renew_state(team)
+        if not team.state.share:
+            self._renew_state(team)
         free_slots = team.whole_slots - team.counted_slots()
-        if team.held and self._instances.any_accepting:
+        if team.held and free_slots > 0 and self._instances.accepting:
             while free_slots > 0:
                 entry, kind = team.next(self._options.batch_every, free_slots), SendKind.OWNER
                 if entry is None:
@@ -787,10 +806,11 @@ class HoldQueue:
                 if kind is SendKind.WIDE:
                     self._refresh_credit(team, team.whole_slots - team.counted_slots(), now)
                 free_slots = team.whole_slots - team.counted_slots()
-        self._refresh_credit(team, free_slots, now)
+        if team.wide_counts or team.held_slots > team.held:
+            self._refresh_credit(team, free_slots, now)
         self._refresh_above(team)
         if not team.held:
-            if team.name in self._borrowers:
+            if team.name in self._borrowers.priorities:
                 self._turn_waiters.discard(team.name)
                 self._borrowers.discard(team.name)
             self._forget_if_idle(team)
@@ -804,18 +824,13 @@ class HoldQueue:
 
     def _borrow_priority(self, team: _TeamQueue) -> float:
         """Where the team stands among borrowers, smallest first; share 0 last."""
-        if team.state.share <= 0.0:
-            return math.inf
-        if self._options.borrow_order is BorrowOrder.LEVEL_FAIRSHARE:
-            return self._pool.borrow_key(team.name)
-        return team.borrow_tag
+        if self._is_weighted and team.state.share:
+            return team.borrow_tag
+        return team.state.borrow_key
 
     def _refresh_credit(self, team: _TeamQueue, free_slots: int, now: float) -> None:
         """Account for a wide request that waits beside whole slots it does not fit in, or that narrow ones pass."""
         waits = team.held_slots > team.held and self._instances.any_accepting
-        counts = team.wide_waits or team.wide_slots or team.credit_slot_seconds or team.credit_rate_slots
-        if not waits and not counts:
-            return
         entry = self._next_entry(team) if waits else None
         owed_at_most = CREDIT_LIMIT_REQUESTS * entry.request.slots * self._expected_seconds(team) if entry else 0.0
         # Whoever has no whole slots (any more) is owed nothing and owes nothing.
@@ -823,9 +838,9 @@ class HoldQueue:
         team.credit_at = now
         # What it holds above its whole slots is a debt only as far as wide requests brought it there, not borrowing.
         rate_slots = free_slots if free_slots > 0 else max(free_slots, -team.wide_slots)
-        counts = waits or team.wide_slots or team.credit_slot_seconds
+        counts = bool(waits or team.wide_slots or team.credit_slot_seconds)
         team.credit_rate_slots = float(rate_slots) if counts and team.whole_slots else 0.0
-        team.wide_waits = waits
+        team.wide_waits, team.wide_counts = waits, counts
         self._wide_owed.discard(team.name)
         self._wide_due.discard(team.name)
         if entry is None or free_slots <= 0:
@@ -861,47 +876,32 @@ class HoldQueue:
     ) -> None:
         """Grant a request that is not held (any more) the standing that is true now."""
         request, pool = entry.request, self._pool
+        slots = request.slots
         team.sent += 1
         borrowing = kind is SendKind.BORROWER
-        priority = (
-            borrow_priority(pool.rank(team.name), request.service_class)
-            if borrowing
-            else within_share_priority(request.service_class)
-        )
+        if borrowing:
+            priority = borrow_priority(pool.rank(team.name), request.service_class)
+        else:
+            priority = within_share_priority(request.service_class)
         instance_id = self._place(entry, kind, now, decisions)
-        entry.estimate_slot_seconds = request.slots * self._expected_seconds(team)
         entry.weight = 0.0
-        if kind is SendKind.TURN:
-            start_tag = team.turn_tag
-            self._turn_virtual_time = max(self._turn_virtual_time, start_tag)
-            entry.weight = team.fraction
-            team.turn_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
-            team.turn_slots = request.slots
-            self._settle_turn_debt(now)
-            self._turns_taken += 1
-            self._turn_held_slots += request.slots
-        elif kind is SendKind.WIDE:
-            team.wide_slots += request.slots
-        elif borrowing and self._options.borrow_order is BorrowOrder.WEIGHTED and team.state.share > 0.0:
-            start_tag = team.borrow_tag
-            self._borrow_virtual_time = max(self._borrow_virtual_time, start_tag)
-            low, high = WEIGHTED_LF_BOUNDS
-            entry.weight = team.state.share * min(high, max(low, self._level_fairshare(team)))
-            team.borrow_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
+        if kind is not SendKind.OWNER:
+            self._count_right(team, entry, kind, now)
+        estimates = team.estimates if team.estimates.cost_count else self._estimates
         grant = pool.record(
             team.name,
             now=now,
             priority=priority,
             borrowing=borrowing,
-            slots=request.slots,
+            slots=slots,
             estimated_tokens=request.estimated_tokens,
-            provisional_cost_units=request.slots * self._expected_cost_units_per_slot(team),
+            provisional_cost_units=slots * estimates.cost_units_per_slot,
         )
         self._sent(team, entry, kind, instance_id, grant, now)
         decisions.append(
             Send(
                 request_id=request.id,
-                pool=pool.name,
+                pool=self._pool_name,
                 instance_id=instance_id,
                 grant=grant,
                 priority=priority,
@@ -910,30 +910,53 @@ class HoldQueue:
             )
         )
 
+    def _count_right(self, team: _TeamQueue, entry: _Entry, kind: SendKind, now: float) -> None:
+        """Count what a request uses that goes by another right than its team's whole slots, and move its team's tag."""
+        slots = entry.request.slots
+        entry.estimate_slot_seconds = slots * self._expected_seconds(team)
+        if kind is SendKind.TURN:
+            start_tag = team.turn_tag
+            self._turn_virtual_time = max(self._turn_virtual_time, start_tag)
+            entry.weight = team.fraction
+            team.turn_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
+            team.turn_slots = slots
+            self._settle_turn_debt(now)
+            self._turns_taken += 1
+            self._turn_held_slots += slots
+        elif kind is SendKind.WIDE:
+            team.wide_slots += slots
+            team.wide_counts = True
+        elif self._is_weighted and team.state.share > 0.0:
+            start_tag = team.borrow_tag
+            self._borrow_virtual_time = max(self._borrow_virtual_time, start_tag)
+            low, high = WEIGHTED_LF_BOUNDS
+            entry.weight = team.state.share * min(high, max(low, self._level_fairshare(team)))
+            team.borrow_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
+
     def _sent(
         self, team: _TeamQueue, entry: _Entry, kind: SendKind, instance_id: str, grant: "Grant", now: float
     ) -> None:
         """Count a request as running here; `team` is this queue's record, the request may be a guest's."""
         request = entry.request
-        entry.queue, entry.kind, entry.grant = self, kind, grant
+        entry.queue, entry.team, entry.kind, entry.grant = self, team, kind, grant
         entry.instance_id, entry.sent_at, entry.began = instance_id, now, False
         self._instances.place(instance_id, request.team, request.slots)
-        self._renew_state(team)
-        if self._options.recall and request.recallable:
+        if not team.state.share:
+            self._renew_state(team)
+        if request.recallable and self._options.recall:
             team.recallable[request.id] = entry
-        self._changed.add(team.name)
 
     def _place(self, entry: _Entry, kind: SendKind, now: float, decisions: list[Decision]) -> str:
         """Choose the instance; for an owner without a free seat, take a borrower back (one decision with sending)."""
-        request = entry.request
-        if request.state_instance is not None and self._instances.accepts(request.state_instance):
+        request, instances = entry.request, self._instances
+        if request.state_instance is not None and instances.accepts(request.state_instance):
             return request.state_instance
-        instance_id = self._instances.with_room(request.team, request.preferred_instances)
+        instance_id = instances.with_room(request.team, request.preferred_instances)
         # Below C no owner waits for a seat; and a wide request that passes its team's own slots recalls nobody.
         if kind is SendKind.BORROWER or kind is SendKind.WIDE:
             return instance_id or self._emptiest().id
         needed_seats = request.slots if kind is SendKind.OWNER else 1
-        if instance_id is not None and self._instances.free_seats(instance_id) >= needed_seats:
+        if instance_id is not None and instances.free_seats(instance_id) >= needed_seats:
             return instance_id
         emptiest = self._emptiest()
         if not self._options.recall or emptiest.seats - emptiest.taken_slots >= needed_seats:
@@ -1014,44 +1037,33 @@ class HoldQueue:
 
     def _end(self, entry: _Entry, consumed_cost_units: float, now: float, *, recalled: bool) -> None:
         """Settle a dispatched request of this pool: seat, turn, tags, estimates, charge."""
-        request, grant = entry.request, entry.grant
-        assert grant is not None, f"request {request.id!r} ends without a grant"
-        team = self._team(request.team)
-        slot_seconds = request.slots * (now - entry.sent_at)
-        self._instances.take_off(entry.instance_id, request.team, request.slots, aborting=recalled)
+        request, team = entry.request, entry.team
+        slots = request.slots
+        slot_seconds = slots * (now - entry.sent_at)
+        self._instances.take_off(entry.instance_id, request.team, slots, aborting=recalled)
         team.recallable.pop(request.id, None)
         if entry.kind is SendKind.TURN:
             team.turn_slots = 0
             self._settle_turn_debt(now)
             self._turns_taken -= 1
-            self._turn_held_slots -= request.slots
+            self._turn_held_slots -= slots
             team.turn_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
         elif entry.kind is SendKind.WIDE:
-            team.wide_slots -= request.slots
+            team.wide_slots -= slots
         elif entry.weight:
             team.borrow_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
-        self._pool.settle(grant, consumed_cost_units, now=now)
+        self._pool.settle(entry.grant, consumed_cost_units, now=now)
         if not recalled:
-            seconds = slot_seconds / request.slots
-            team.seconds.add(seconds)
-            self._seconds.add(seconds)
-            if 0.0 <= consumed_cost_units < math.inf:
-                per_slot = consumed_cost_units / request.slots
-                team.cost_units_per_slot.add(per_slot)
-                self._cost_units_per_slot.add(per_slot)
-        entry.queue, entry.grant = None, None
-        self._changed.add(team.name)
-
-    def _no_longer_recallable(self, entry: _Entry) -> None:
-        team = self._teams.get(entry.request.team)
-        if team is not None and team.recallable.pop(entry.request.id, None) is not None:
-            self._refresh_above(team)
+            seconds, cost_units_per_slot = slot_seconds / slots, consumed_cost_units / slots
+            team.estimates.add(seconds, cost_units_per_slot)
+            self._estimates.add(seconds, cost_units_per_slot)
+        entry.queue = None
 
     def _refresh_above(self, team: _TeamQueue) -> None:
         """Keep the order in which teams are recalled from: most slots above its share first."""
         if team.recallable and team.state.in_flight_slots - team.turn_slots > team.whole_slots:
             self._above.set(team.name, team.own_slots - team.state.in_flight_slots)
-        elif self._above:
+        elif self._above.priorities:
             self._above.discard(team.name)
 
     # ------------------------------------------------------------------ fallback
@@ -1065,7 +1077,7 @@ class HoldQueue:
 
     def _send_to_fallback(self, now: float, decisions: list[Decision]) -> None:
         """Let the next borrowers use the fallback's free room; an owner never goes there (it is never held)."""
-        while self._borrowers:
+        while self._borrowers.priorities:
             team = self._teams[self._some(self._borrowers)]
             entry = self._next_entry(team)
             self._send_one_to_fallback(team, entry, now, decisions)
@@ -1086,7 +1098,7 @@ class HoldQueue:
             return
         self._unhold(team, entry, now)
         team.sent += 1
-        entry.estimate_slot_seconds, entry.weight = 0.0, 0.0
+        entry.weight = 0.0
         instance_id = fallback._instances.with_room(request.team, ()) or fallback._emptiest().id
         fallback._sent(fallback._team(request.team), entry, SendKind.BORROWER, instance_id, grant, there)
         fallback._refresh_changed(there, decisions)
@@ -1112,9 +1124,8 @@ class HoldQueue:
         return team
 
     def _renew_state(self, team: _TeamQueue) -> None:
-        """Ask for the pool's record of the team again; that of a team with a share is replaced only by `_rebuild`."""
-        if not team.state.share:
-            team.state = self._pool.state(team.name)
+        """Ask for the pool's record of a team without a share again; others' is replaced only by `_rebuild`."""
+        team.state = self._pool.state(team.name)
 
     def _set_own(self, team: _TeamQueue) -> None:
         own = self._pool.exact_shares.get(team.name, Fraction(0)) * self._pool.capacity
@@ -1136,7 +1147,7 @@ class HoldQueue:
         self._shares_total = float(sum(pool.exact_shares.values(), Fraction(0)))
         self._consumed_total = 0.0
         self._consumed.clear()
-        if self._options.borrow_order is BorrowOrder.WEIGHTED:
+        if self._is_weighted:
             for name in pool.exact_shares:
                 self._note_consumption(name)
         for heap in (self._turn_waiters, self._borrowers, self._above):
@@ -1173,20 +1184,15 @@ class HoldQueue:
 
     def _forget_if_idle(self, team: _TeamQueue) -> None:
         """Names that nobody configured leave nothing behind; teams with a share keep their tags and estimates."""
-        if team.is_idle and team.own_slots == 0.0 and not team.state.in_flight_slots and not team.state.share:
+        if not team.own_slots and team.is_idle and not team.state.in_flight_slots and not team.state.share:
             self._teams.pop(team.name, None)
 
     def _expected_seconds(self, team: _TeamQueue) -> float:
         """How long a request of the team holds a slot: its own mean, else the pool's, else one second."""
-        return team.seconds.value if team.seconds.count else self._pool_seconds()
+        return team.estimates.seconds if team.estimates.count else self._pool_seconds()
 
     def _pool_seconds(self) -> float:
-        return self._seconds.value if self._seconds.count else 1.0
-
-    def _expected_cost_units_per_slot(self, team: _TeamQueue) -> float:
-        if team.cost_units_per_slot.count:
-            return team.cost_units_per_slot.value
-        return self._cost_units_per_slot.value
+        return self._estimates.seconds if self._estimates.count else 1.0
 
     def _waste_limit(self) -> float:
         return self._options.recall_waste * self._pool.capacity * RECALL_WINDOW_SECONDS
@@ -1203,7 +1209,7 @@ class HoldQueue:
         return None if entry is None else entry.request.team
 
     def _oldest_held_since(self, team: _TeamQueue) -> float:
-        entries = (line.first() for line in (team.recalled, team.interactive, team.batch))
+        entries = (line.first() for line in team.lines)
         return min(entry.held_since for entry in entries if entry is not None)
 
     @staticmethod

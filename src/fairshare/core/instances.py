@@ -2,6 +2,8 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from math import inf
+from operator import attrgetter
 
 from fairshare.core.decisions import Instance, InstanceStat
 from fairshare.core.heap import KeyedHeap
@@ -35,6 +37,7 @@ class InstanceLoad:
         "part_slots",
         "removed",
         "running_seen",
+        "seats",
         "slots_by_team",
         "taken_slots",
     )
@@ -42,66 +45,67 @@ class InstanceLoad:
     def __init__(self, instance: Instance, order: int) -> None:
         self.id = instance.id
         self.order = order
-        self.part_slots = instance.part_slots
-        self.known_seats = instance.seats
-        self.running_seen = 0
-        self.accepting = instance.accepting
+        self.accepting = False
         self.removed = False
         self.in_flight_slots = 0
         self.aborting_slots = 0
         self.taken_slots = 0
         """Slots in flight, and those of recalled requests whose seat may still be taken."""
         self.slots_by_team: dict[str, int] = {}
+        self.running_seen = 0
         self.entry: tuple[float, int, InstanceLoad] = (0.0, order, self)
         """Its place in the order by room, while it accepts requests."""
+        self.change(instance)
+
+    def change(self, instance: Instance) -> None:
+        """Take over its record."""
+        if instance.accepting and not self.accepting:
+            self.running_seen = 0  # it may have been restarted with other seats
+        self.part_slots, self.known_seats = instance.part_slots, instance.seats
+        self.accepting, self.removed = instance.accepting, False
+        self.set_seats()
+
+    def set_seats(self) -> None:
+        """What it could run at most: `max_num_seqs` if known, else the most it was seen to run, at least its part."""
+        self.seats = max(self.running_seen, self.part_slots) if self.known_seats is None else self.known_seats
 
     def part_of(self, team: str) -> float:
         """What a team holds there, over the instance's part of C."""
         return self.slots_by_team.get(team, 0) / self.part_slots
 
     @property
-    def seats(self) -> int:
-        """What it could run at most: `max_num_seqs` if known, else the most it was seen to run, at least its part."""
-        if self.known_seats is not None:
-            return self.known_seats
-        return max(self.running_seen, self.part_slots)
-
-    @property
     def room_load(self) -> float:
         """Taken slots over its part of C: below 1 there is room."""
-        return self.taken_slots / self.part_slots if self.part_slots else float("inf")
+        return self.taken_slots / self.part_slots if self.part_slots else inf
 
     @property
     def seat_load(self) -> float:
         """Taken slots over seats: below 1 a seat is free."""
-        seats = self.seats
-        return self.taken_slots / seats if seats else float("inf")
+        return self.taken_slots / self.seats if self.seats else inf
 
 
 class InstanceTable:
-    """The instances of one pool, with what runs where."""
+    """The instances of one pool, with what runs where.
 
-    __slots__ = (
-        "_by_room",
-        "_by_seat",
-        "_loads",
-        "_next_order",
-        "_stale_seats",
-        "accepting_taken_slots",
-        "placed_slots",
-    )
+    Up to `CANDIDATES` instances are simply looked at in turn. The orders by room and by free seats serve larger tables;
+    a load whose slots changed is noted, and brought to its place in both when somebody asks.
+    """
+
+    __slots__ = ("_by_room", "_by_seat", "_loads", "_moved", "_next_order", "accepting", "surplus_slots")
 
     def __init__(self, instances: Iterable[Instance]) -> None:
         self._loads: dict[str, InstanceLoad] = {}
+        self.accepting: list[InstanceLoad] = []
+        """Those that accept requests, in the order in which they were added; only for reading."""
         self._by_room: list[tuple[float, int, InstanceLoad]] = []
         self._by_seat: KeyedHeap[tuple[float, int]] = KeyedHeap()
-        self._stale_seats: set[str] = set()
-        """Instances whose place by seats is to be renewed when somebody asks: only owners beyond C do."""
+        self._moved: set[InstanceLoad] = set()
         self._next_order = 0
-        self.placed_slots = 0
-        """Slots in flight on all instances, also those that accept nothing new."""
-        self.accepting_taken_slots = 0
-        """Slots taken on the instances that accept requests."""
+        self.surplus_slots = 0
+        """Slots taken on accepting instances, minus slots in flight on any: with the live grants, what is taken of C.
+
+        The seats of recalled requests, less what still runs where nothing new may go.
+        """
         for instance in instances:
             self.changed(instance)
 
@@ -111,7 +115,12 @@ class InstanceTable:
     @property
     def any_accepting(self) -> bool:
         """Whether any instance accepts requests."""
-        return bool(self._by_room)
+        return bool(self.accepting)
+
+    @property
+    def placed_slots(self) -> int:
+        """Slots in flight on all instances, also those that accept nothing new. O(instances)."""
+        return sum(load.in_flight_slots for load in self._loads.values())
 
     def changed(self, instance: Instance) -> None:
         """Add an instance, or take over its changed record."""
@@ -121,10 +130,7 @@ class InstanceTable:
             self._next_order += 1
         else:
             self._leave_order(load)
-            load.part_slots, load.known_seats = instance.part_slots, instance.seats
-            if instance.accepting and not load.accepting:
-                load.running_seen = 0  # it may have been restarted with other seats
-            load.accepting, load.removed = instance.accepting, False
+            load.change(instance)
         self._enter_order(load)
 
     def removed(self, instance_id: str) -> None:
@@ -134,7 +140,6 @@ class InstanceTable:
             return
         self._leave_order(load)
         load.accepting, load.removed = False, True
-        self._enter_order(load)
         self._forget_if_empty(load)
 
     def running_seen(self, instance_id: str, running: int) -> bool:
@@ -142,19 +147,21 @@ class InstanceTable:
         load = self._loads.get(instance_id)
         if load is None or running <= load.running_seen:
             return False
-        before = load.seats
-        self._leave_order(load)
-        load.running_seen = running
-        self._enter_order(load)
+        before, load.running_seen = load.seats, running
+        load.set_seats()
+        self._moved.add(load)
         return load.seats > before
 
     def place(self, instance_id: str, team: str, slots: int) -> None:
         """Count a request of `team` as in flight there."""
         load = self._loads[instance_id]
         load.in_flight_slots += slots
+        load.taken_slots += slots
         load.slots_by_team[team] = load.slots_by_team.get(team, 0) + slots
-        self.placed_slots += slots
-        self._take(load, slots)
+        if load.accepting:
+            self._moved.add(load)
+        else:
+            self.surplus_slots -= slots
 
     def take_off(self, instance_id: str, team: str, slots: int, *, aborting: bool = False) -> None:
         """A request of `team` no longer runs there. `aborting`: its seat still counts as taken for a while."""
@@ -166,17 +173,27 @@ class InstanceTable:
             load.slots_by_team[team] = left
         else:
             del load.slots_by_team[team]
-        self.placed_slots -= slots
         if aborting:
             load.aborting_slots += slots
+            self.surplus_slots += slots
+            return
+        load.taken_slots -= slots
+        if load.accepting:
+            self._moved.add(load)
         else:
-            self._take(load, -slots)
+            self.surplus_slots += slots
+            self._forget_if_empty(load)
 
     def abort_ended(self, instance_id: str, slots: int) -> None:
         """The seat of a recalled request is free again."""
         load = self._loads[instance_id]
         load.aborting_slots -= slots
-        self._take(load, -slots)
+        load.taken_slots -= slots
+        if load.accepting:
+            self.surplus_slots -= slots
+            self._moved.add(load)
+        else:
+            self._forget_if_empty(load)
 
     def with_room(self, team: str, preferred: Sequence[str], excluding: frozenset[str] = frozenset()) -> str | None:
         """An instance with room: the one of which the team holds the smallest part; near equals: prefix, then load.
@@ -184,24 +201,23 @@ class InstanceTable:
         Near equal is what differs by at most one slot of the instance's part, and for an instance that likely holds
         the prefix by at most `PREFIX_SLACK` of it. None: no instance has room.
         """
-        candidates: list[InstanceLoad] = []
-        for room_load, _, load in self._by_room:
-            if room_load >= 1.0 or len(candidates) == CANDIDATES:
-                break
-            if load.id not in excluding:
-                candidates.append(load)
-        if not candidates:
-            return None
-        if len(candidates) == 1 and not preferred:
-            return candidates[0].id
-        # Candidates come emptiest first, so among equal parts the emptiest wins.
-        best, smallest = candidates[0], candidates[0].part_of(team)
+        candidates = self.accepting
+        if len(candidates) > CANDIDATES:
+            candidates = self._emptiest_with_room(excluding)
+        best: InstanceLoad | None = None
+        smallest = inf
         for load in candidates:
-            if smallest > (part := load.part_of(team)):
-                best, smallest = load, part
+            taken_slots, part_slots = load.taken_slots, load.part_slots
+            if taken_slots < part_slots and load.id not in excluding:
+                part = load.slots_by_team.get(team, 0) / part_slots
+                # Of equal parts the emptiest wins, of equally empty ones the first.
+                if best is None or part < smallest or (part == smallest and taken_slots / part_slots < best.room_load):
+                    best, smallest = load, part
+        if best is None:
+            return None
         for instance_id in preferred:
             load = self._loads.get(instance_id)
-            if load is None or not load.accepting or load.entry[0] >= 1.0 or instance_id in excluding:
+            if load is None or not load.accepting or load.taken_slots >= load.part_slots or instance_id in excluding:
                 continue
             if load.part_of(team) <= smallest + max(PREFIX_SLACK, 1 / load.part_slots):
                 return instance_id
@@ -209,14 +225,10 @@ class InstanceTable:
 
     def emptiest_by_seats(self, excluding: frozenset[str] = frozenset()) -> InstanceLoad | None:
         """The accepting instance with the smallest part of its seats taken; None: no instance accepts requests."""
-        if excluding:
-            loads = [load for _, _, load in self._by_room if load.id not in excluding]
-            return min(loads, key=lambda load: (load.seat_load, load.order), default=None)
-        for instance_id in self._stale_seats:
-            load = self._loads.get(instance_id)
-            if load is not None and load.accepting:
-                self._by_seat.set(instance_id, (load.seat_load, load.order))
-        self._stale_seats.clear()
+        if excluding or len(self.accepting) <= CANDIDATES:
+            loads = [load for load in self.accepting if load.id not in excluding]
+            return min(loads, key=attrgetter("seat_load"), default=None)
+        self._restore_orders()
         name = self._by_seat.peek()
         return None if name is None else self._loads[name]
 
@@ -248,35 +260,44 @@ class InstanceTable:
             for load in self._loads.values()
         )
 
-    def _take(self, load: InstanceLoad, slots: int) -> None:
-        """Move an instance whose taken slots change to its place in the order by room."""
-        if not load.accepting:
-            load.taken_slots += slots
-            self._forget_if_empty(load)
-            return
-        by_room = self._by_room
-        del by_room[bisect_left(by_room, load.entry)]
-        load.taken_slots += slots
-        self.accepting_taken_slots += slots
+    def _emptiest_with_room(self, excluding: frozenset[str]) -> list[InstanceLoad]:
+        """Up to `CANDIDATES` instances with room, the emptiest first."""
+        self._restore_orders()
+        found: list[InstanceLoad] = []
+        for room_load, _, load in self._by_room:
+            if room_load >= 1.0 or len(found) == CANDIDATES:
+                break
+            if load.id not in excluding:
+                found.append(load)
+        return found
+
+    def _restore_orders(self) -> None:
+        """Bring the loads whose slots changed to their places by room and by seats."""
+        for load in self._moved:
+            if load.accepting:
+                del self._by_room[bisect_left(self._by_room, load.entry)]
+                self._insert(load)
+        self._moved.clear()
+
+    def _insert(self, load: InstanceLoad) -> None:
         load.entry = (load.room_load, load.order, load)
-        insort(by_room, load.entry)
-        self._stale_seats.add(load.id)
+        insort(self._by_room, load.entry)
+        self._by_seat.set(load.id, (load.seat_load, load.order))
 
     def _leave_order(self, load: InstanceLoad) -> None:
         if load.accepting:
-            self.accepting_taken_slots -= load.taken_slots
+            self.surplus_slots -= load.taken_slots
+            self.accepting.remove(load)
             del self._by_room[bisect_left(self._by_room, load.entry)]
+            self._by_seat.discard(load.id)
 
     def _enter_order(self, load: InstanceLoad) -> None:
-        if not load.accepting:
-            self._by_seat.discard(load.id)
-            return
-        self.accepting_taken_slots += load.taken_slots
-        load.entry = (load.room_load, load.order, load)
-        insort(self._by_room, load.entry)
-        self._stale_seats.add(load.id)
+        if load.accepting:
+            self.surplus_slots += load.taken_slots
+            insort(self.accepting, load, key=attrgetter("order"))
+            self._insert(load)
 
     def _forget_if_empty(self, load: InstanceLoad) -> None:
         if load.removed and not load.taken_slots:
             del self._loads[load.id]
-            self._by_seat.discard(load.id)
+            self._moved.discard(load)

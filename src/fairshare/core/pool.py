@@ -101,6 +101,11 @@ class TeamState:
         self.key_is_stale = False
 
     @property
+    def borrow_key(self) -> float:
+        """(usage + provisional charges) / share, scaled and not rounded: lower means a better LF. Share 0: infinity."""
+        return (self.scaled_usage + self.scaled_provisional) / self.share if self.share else inf
+
+    @property
     def has_something_to_show(self) -> bool:
         """Whether a team without a share appears in snapshots."""
         return self.in_flight_slots > 0 or self.phantom_slots > 0 or self.scaled_usage > 0.0
@@ -127,7 +132,15 @@ class Grant:
     )
 
     def __init__(
-        self, team: str, priority: int, borrowing: bool, saturated: bool, slots: int = 1, estimated_tokens: int = 0
+        self,
+        team: str,
+        priority: int,
+        borrowing: bool,
+        saturated: bool,
+        slots: int = 1,
+        estimated_tokens: int = 0,
+        pool: "Pool | None" = None,
+        state: TeamState | None = None,
     ) -> None:
         self.team = team
         self.priority = priority
@@ -138,8 +151,9 @@ class Grant:
         """The pool had C or more slots in flight before this request."""
         self.slots = slots
         self.estimated_tokens = estimated_tokens
-        self._pool: Pool | None = None
-        self._state: TeamState | None = None
+        self._pool = pool
+        self._state = state
+        """Its team's record while it is open in `pool`."""
         self._provisional = 0.0
         self._shift = 0.0
         self._release_remote: Callable[[float], None] | None = None
@@ -220,7 +234,8 @@ class Pool:
         self._states: dict[str, TeamState] = {}
         self._idle_strangers: OrderedDict[str, None] = OrderedDict()
         """Unlisted, never listed teams with nothing in flight, the longest idle first."""
-        self._live_slots = 0
+        self.live_slots = 0
+        """Slots of open grants; no phantoms. As of the last reading of the clock. Only the pool writes it."""
         self._phantom_slots = 0
         self._phantom_ends: list[tuple[float, int, TeamState]] = []
         """A heap of (until, tie breaker, team), one for each lot; of lots dropped early some may linger."""
@@ -231,7 +246,10 @@ class Pool:
         self._stale: list[TeamState] = []
         """Listed teams whose level the ladder does not have."""
         self._ladder = Ladder(())
-        self._generation = 0
+        self.generation = 0
+        """Grows whenever capacity, shares, half-life or the usage scale changed: stored keys and reservations are stale
+        then. Only the pool writes it.
+        """
         self._capacity = checked_capacity(capacity)
         self._given_shares: dict[str, Share] = {}
         self._exact_shares: dict[str, Fraction] = {}
@@ -353,7 +371,7 @@ class Pool:
         _check_slots(slots)
         with self._lock:
             self._advance()
-            room = self._capacity - self._live_slots - self._phantom_slots
+            room = self._capacity - self.live_slots - self._phantom_slots
             if room <= 0 or min(slots, self._capacity) > room:
                 return None
             return self._decide(team, service_class, estimated_tokens, slots)
@@ -498,7 +516,11 @@ class Pool:
     def begin(self) -> float:
         """Read the clock, once for a whole event, and let what is due happen; returns now (never less than before)."""
         with self._lock:
-            return self._advance()
+            now = self._clock()
+            if self._now < now < self._next_due_at:  # `_advance`, without the call, when nothing is due
+                self._now = now
+                return now
+            return self._advance_to(now)
 
     def state(self, team: str) -> TeamState:
         """The record of a team. Ask again in every event: that of an idle team without a share may be replaced."""
@@ -523,14 +545,16 @@ class Pool:
         Raises:
             ValueError: `slots` is below 1.
         """
-        _check_slots(slots)
+        if slots < 1:
+            _check_slots(slots)
         with self._lock:
-            state = self._state(team)
+            state = self._states.get(team) or self._state(team)
             grant = self._count(state, priority, borrowing, estimated_tokens, slots)
-            if cost_units := countable_cost_units(provisional_cost_units):
-                grant._provisional = self._scale.scaled(cost_units, now)
-                grant._shift = self._scale.shift_half_lives
-                state.scaled_provisional = min(state.scaled_provisional + grant._provisional, float_info.max)
+            if 0.0 < provisional_cost_units < inf:
+                scale = self._scale
+                grant._provisional = scaled = scale.scaled(provisional_cost_units, now)
+                grant._shift = scale.shift_half_lives
+                state.scaled_provisional = min(state.scaled_provisional + scaled, float_info.max)
                 self._mark_stale(state)
             return grant
 
@@ -545,17 +569,10 @@ class Pool:
             return self._rank(self._states.get(team))
 
     def borrow_key(self, team: str) -> float:
-        """(usage + provisional charges) / share, scaled and not rounded: lower means a better LF. Share 0: infinity."""
+        """The team's `TeamState.borrow_key`; infinity if the pool does not know it."""
         with self._lock:
             state = self._states.get(team)
-            if state is None or not state.share:
-                return inf
-            return (state.scaled_usage + state.scaled_provisional) / state.share
-
-    @property
-    def live_slots(self) -> int:
-        """Slots of open grants; no phantoms. As of the last reading of the clock, as all of this section."""
-        return self._live_slots
+            return inf if state is None else state.borrow_key
 
     @property
     def phantom_slots(self) -> int:
@@ -566,13 +583,6 @@ class Pool:
     def exact_shares(self) -> Mapping[str, Fraction]:
         """Team to share; replaced, not changed, by `set_shares`."""
         return MappingProxyType(self._exact_shares)
-
-    @property
-    def generation(self) -> int:
-        """Grows whenever capacity, shares, half-life or the usage scale changed: stored keys and reservations are
-        stale then.
-        """
-        return self._generation
 
     def next_phantom_end(self) -> float | None:
         """When the next phantoms end (pool clock); None: there are none."""
@@ -592,7 +602,9 @@ class Pool:
     # All below: the lock is held
 
     def _advance(self) -> float:
-        now = self._clock()
+        return self._advance_to(self._clock())
+
+    def _advance_to(self, now: float) -> float:
         if not self._now < now < inf:  # it stepped back (or says NaN): no time passed
             return self._now
         self._now = now
@@ -625,7 +637,7 @@ class Pool:
     def _rescaled(self) -> None:
         """Every scaled number was multiplied: rounded levels cannot follow, nor can keys that a queue keeps."""
         self._build_ladder()
-        self._generation += 1
+        self.generation += 1
         self._set_next_due()
 
     def _state(self, team: str) -> TeamState:
@@ -643,17 +655,15 @@ class Pool:
         return self._count(state, priority, True, estimated_tokens, slots)
 
     def _count(self, state: TeamState, priority: int, borrowing: bool, estimated_tokens: int, slots: int) -> Grant:
-        saturated = self._live_slots + self._phantom_slots >= self._capacity
-        grant = Grant(state.name, priority, borrowing, saturated, slots, estimated_tokens)
-        grant._pool = self
-        grant._state = state
+        live_slots = self.live_slots
+        saturated = live_slots + self._phantom_slots >= self._capacity
         state.in_flight_slots += slots
         state.in_flight_tokens += estimated_tokens
         if borrowing:
             state.borrowing_slots += slots
-        self._live_slots += slots
+        self.live_slots = live_slots + slots
         self._changed(state)
-        return grant
+        return Grant(state.name, priority, borrowing, saturated, slots, estimated_tokens, self, state)
 
     def _release(self, grant: Grant, consumed: float) -> None:
         with self._lock:
@@ -664,21 +674,25 @@ class Pool:
         if state is None:
             return
         grant._state = None
-        state.in_flight_slots -= grant.slots
+        slots = grant.slots
+        state.in_flight_slots -= slots
         state.in_flight_tokens -= grant.estimated_tokens
         if grant.borrowing:
-            state.borrowing_slots -= grant.slots
-        self._live_slots -= grant.slots
+            state.borrowing_slots -= slots
+        self.live_slots -= slots
         if state.scaled_provisional:
             self._take_back_provisional(state, grant)
-        if cost_units := countable_cost_units(consumed):
-            self._add_usage(state, cost_units, now)
+        if 0.0 < consumed < inf:  # as `countable_cost_units` says
+            self._add_usage(state, consumed, now)
         self._changed(state)
 
     def _take_back_provisional(self, state: TeamState, grant: Grant) -> None:
         if state.in_flight_slots:
-            scaled = grant._provisional * 2.0 ** (grant._shift - self._scale.shift_half_lives)
-            state.scaled_provisional = max(0.0, state.scaled_provisional - scaled)
+            scaled, moved_half_lives = grant._provisional, self._scale.shift_half_lives - grant._shift
+            if moved_half_lives:
+                scaled *= 2.0**-moved_half_lives
+            left = state.scaled_provisional - scaled
+            state.scaled_provisional = left if left > 0.0 else 0.0
         else:
             state.scaled_provisional = 0.0  # what rounding would leave of a sum of nothing
         self._mark_stale(state)
@@ -753,7 +767,7 @@ class Pool:
     def _reserve(self) -> None:
         for team, slots in apportion_exact(self._capacity, self._exact_shares).items():
             self._states[team].reserved = slots
-        self._generation += 1
+        self.generation += 1
 
     def _rank(self, state: TeamState | None) -> int:
         if state is None or not state.listed:

@@ -7,7 +7,7 @@ charged. Ratios and the order of teams are the same in both forms.
 """
 
 from datetime import timedelta
-from math import floor, inf, isfinite, ldexp, log
+from math import exp2, floor, inf, isfinite, ldexp, log
 from sys import float_info
 
 LONGEST_SCALE_HALF_LIVES = 64
@@ -56,11 +56,13 @@ class UsageScale:
         """Scaled numbers are this many times the cost units at `now`."""
         if not self.half_life_seconds:
             return 1.0
-        return 2.0 ** ((now - self.origin_at) / self.half_life_seconds)
+        return exp2((now - self.origin_at) / self.half_life_seconds)
 
     def scaled(self, cost_units: float, now: float) -> float:
         """The scaled form of cost units at `now`; never infinite."""
-        scaled = cost_units * self.growth(now)
+        if not self.half_life_seconds:
+            return cost_units
+        scaled = cost_units * exp2((now - self.origin_at) / self.half_life_seconds)
         return scaled if scaled < inf else float_info.max
 
     def cost_units(self, scaled: float, now: float) -> float:
