@@ -1,0 +1,195 @@
+"""Where a replica meets its peers: it listens for those that dial it, and keeps dialling those it wants to reach."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic
+
+from fairshare.errors import OperatorError
+from fairshare.replicas.link import Handler, LinkOptions, Message, PeerLink
+
+log = logging.getLogger("fairshare.replicas")
+
+SWEEP_SECONDS = 0.1
+
+CONNECT_SECONDS = 2.0
+
+FIRST_BACKOFF_SECONDS = 0.05
+LONGEST_BACKOFF_SECONDS = 1.0
+"""Between two attempts to reach a peer; drawn between half of it and all of it."""
+
+MAX_STRANGERS = 64
+"""Connections that have not proved anything yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a replica listens for its peers."""
+
+    host: str
+    """A name or an IP address. Of a Unix socket: empty."""
+    port: int
+    path: str = ""
+    """Of a Unix socket."""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @staticmethod
+    def parse(text: str) -> "PeerAddress":
+        """The opposite of `str`. Raises `ValueError`."""
+        if text.startswith("unix:"):
+            return PeerAddress("", 0, text.removeprefix("unix:"))
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"a peer's address is host:port or unix:/path, got {text!r}")
+        return PeerAddress(host.strip("[]"), int(port))
+
+
+class PeerPort(Generic[Message]):
+    """All links of one replica. Everything on the event loop's thread."""
+
+    def __init__(
+        self,
+        options: LinkOptions[Message],
+        handler: Handler[Message],
+        *,
+        fraction: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`fraction`: a random number in [0, 1), for the jitter of attempts."""
+        self._options = options
+        self._handler = handler
+        self._fraction = fraction
+        self._sleep = sleep
+        self._links: set[PeerLink[Message]] = set()
+        self._server: asyncio.Server | None = None
+        self._socket_path: Path | None = None
+        self._dialling: dict[PeerAddress, asyncio.Task[None]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+        self.failures: dict[PeerAddress, str] = {}
+        """Why a peer that is dialled cannot be reached now."""
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self, address: PeerAddress) -> PeerAddress:
+        """Listen. Returns where, with the port that the operating system chose.
+
+        Raises:
+            OperatorError: the address cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if address.path:
+                self._socket_path = Path(address.path)
+                self._socket_path.unlink(missing_ok=True)
+                # The folder keeps others out too; there is no moment in which they could get in.
+                mask = os.umask(0o177)
+                try:
+                    self._server = await loop.create_unix_server(self._accepted, address.path)
+                finally:
+                    os.umask(mask)
+            else:
+                self._server = await loop.create_server(self._accepted, address.host, address.port)
+                host, port = self._server.sockets[0].getsockname()[:2]
+                address = PeerAddress(host, port)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise OperatorError(f"replicas.listen: cannot listen on {address} ({reason})") from None
+        self._sweeping = asyncio.create_task(self._keep_sweeping())
+        return address
+
+    async def close(self) -> None:
+        """Hear and say nothing more."""
+        tasks = [*self._dialling.values(), *([] if self._sweeping is None else [self._sweeping])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._dialling.clear()
+        if self._server is not None:
+            self._server.close()
+        for link in tuple(self._links):
+            link.close("this replica ended")
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ dialling
+
+    def dial(self, address: PeerAddress) -> None:
+        """Keep a link to a peer: whenever there is none, it is dialled again, with longer and longer pauses."""
+        if address not in self._dialling:
+            self._dialling[address] = asyncio.create_task(self._keep_dialling(address), name=f"dial {address}")
+
+    def hang_up(self, address: PeerAddress) -> None:
+        """No more link to that peer."""
+        task = self._dialling.pop(address, None)
+        if task is not None:
+            task.cancel()
+        self.failures.pop(address, None)
+
+    async def _keep_dialling(self, address: PeerAddress) -> None:
+        backoff_seconds = FIRST_BACKOFF_SECONDS
+        while True:
+            link = await self._linked_once(address)
+            if link.was_up:
+                backoff_seconds = FIRST_BACKOFF_SECONDS
+            await self._sleep(backoff_seconds * (0.5 + 0.5 * self._fraction()))
+            backoff_seconds = min(2.0 * backoff_seconds, LONGEST_BACKOFF_SECONDS)
+
+    async def _linked_once(self, address: PeerAddress) -> PeerLink[Message]:
+        """Dial once, and stay until the link is gone, or there was none."""
+        ended = asyncio.Event()
+        link = self._new_link(dials=True, ended=lambda _: ended.set())
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._connect(address, link)
+            await ended.wait()
+            self.failures[address] = link.reason
+        except TimeoutError:
+            self.failures[address] = "it does not answer"
+        except OSError as error:
+            self.failures[address] = (error.strerror or str(error)).lower()
+        finally:
+            link.close("it is no longer needed")
+        return link
+
+    async def _connect(self, address: PeerAddress, link: PeerLink[Message]) -> None:
+        loop = asyncio.get_running_loop()
+        if address.path:
+            await loop.create_unix_connection(lambda: link, address.path)
+        else:
+            await loop.create_connection(lambda: link, address.host, address.port)
+
+    # ------------------------------------------------------------------ inside
+
+    def sweep(self) -> None:
+        """Keep every link alive, and end those whose peer is silent."""
+        now = self._options.clock()
+        for link in tuple(self._links):
+            link.sweep(now)
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await self._sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def _accepted(self) -> PeerLink[Message]:
+        return self._new_link(dials=False, ended=lambda _: None)
+
+    def _new_link(self, *, dials: bool, ended: Callable[[PeerLink[Message]], None]) -> PeerLink[Message]:
+        def gone(link: PeerLink[Message]) -> None:
+            self._links.discard(link)
+            ended(link)
+
+        return PeerLink(self._options, self._handler, dials=dials, made=self._made, ended=gone)
+
+    def _made(self, link: PeerLink[Message]) -> None:
+        strangers = sum(not each.is_up for each in self._links)
+        self._links.add(link)
+        if strangers >= MAX_STRANGERS:
+            link.close(f"{strangers} others have not proved themselves yet")
