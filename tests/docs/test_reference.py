@@ -17,6 +17,7 @@ from fairshare.core.priority import Standing
 from fairshare.dashboard import status_page
 from fairshare.gateway.accounts_api import OPERATIONS
 from fairshare.gateway.admin import OPEN_PATHS, admin_app
+from fairshare.gateway.discovery.api import OPERATIONS as INSTANCE_OPERATIONS
 from fairshare.gateway.metrics import METRICS, Metrics
 from fairshare.gateway.options import Limits, Timeouts
 from fairshare.gateway.ports import Counters
@@ -65,6 +66,8 @@ HEADINGS = {
     "admin": "admin",
     "pools": "pools[]",
     "instances": "pools[].instances[]",
+    "kubernetes": "pools[].instances[].kubernetes",
+    "the file of instances": "instances_file[]",
     "hold": "pools[].hold",
     "timeouts": "pools[].timeouts",
     "cost": "pools[].cost",
@@ -193,7 +196,12 @@ def test_what_goes_up_is_exactly_what_is_listed() -> None:
 def test_what_comes_down_is_exactly_what_is_listed() -> None:
     table = rows(sections(page("headers.md"))["What comes down to the client"])
     lines = fairshare_lines(
-        request_id="r", pool="p", standing=Standing.WITHIN_SHARE, priority=0, held_seconds=0.0
+        request_id="r",
+        pool="p",
+        standing=Standing.BORROWING,
+        priority=10,
+        held_seconds=0.1,
+        explanation=b"why",
     ).split(b"\r\n")
     assert [words(row[0])[0] for row in table] == [line.split(b":")[0].decode() for line in lines if line]
     assert {standing.value for standing in Standing} <= {word for row in table for word in words(row[1])}
@@ -241,6 +249,11 @@ def test_the_table_of_the_admin_port_has_every_route_and_no_other() -> None:
 def test_the_table_of_the_accounts_has_every_operation_and_no_other() -> None:
     documented = [(row[0], words(row[1])[0], row[2]) for row in rows(sections(page("http-api.md"))["The accounts"])]
     assert documented == [(each.method, each.path, each.what) for each in OPERATIONS]
+
+
+def test_the_table_of_the_instances_has_every_operation_and_no_other() -> None:
+    documented = [(row[0], words(row[1])[0], row[2]) for row in rows(sections(page("http-api.md"))["The instances"])]
+    assert documented == [(each.method, each.path, each.what) for each in INSTANCE_OPERATIONS]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.core.decisions import Instance, Mode, Recall, Refused, Request, Send
+from fairshare.core.decisions import Held, Instance, Mode, Recall, Refused, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver, Ratio
@@ -27,6 +27,8 @@ class StandIn:
     def __init__(self, driver: PoolDriver, name: str, *, ends_at: float = 1e9) -> None:
         self.driver = driver
         self.request = Request(id=name, team="red")
+        self.id = name
+        self.key_id = "key"
         self.prefix_keys: tuple[int, ...] = ()
         self.home: DrivenPool = driver.pools["chat"]
         self.queue = self.home.queue
@@ -39,6 +41,8 @@ class StandIn:
         self.prefix_keys: tuple[int, ...] = ()
         self.told: list[str] = []
         self.on_send: Callable[[], None] = lambda: None
+
+    def wait(self, held: Held) -> None: ...
 
     def end(self, told: str, cost_units: float = 0.0) -> None:
         self.told.append(told)

@@ -6,7 +6,7 @@ what it consumed when it ends.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from enum import StrEnum
@@ -185,10 +185,9 @@ class BudgetMeter:
 
     def deny(self, amount: float, now: float) -> Denied | None:
         self.start_again_if_over(now)
-        hard = self.row.hard_cost_units
+        hard = self.hard_cost_units(now)
         if hard is None:
             return None
-        hard += self._more(now)
         used = self.consumed + self.reserved
         if used + amount <= hard and used < hard:
             return None
@@ -204,6 +203,11 @@ class BudgetMeter:
             resets_at=ends_at,
             retry_after_seconds=None if math.isinf(ends_at) else max(1.0, math.ceil(ends_at - now)),
         )
+
+    def hard_cost_units(self, now: float) -> float | None:
+        """What may be charged at most, with what it is increased by for the time; None: it has no end."""
+        hard = self.row.hard_cost_units
+        return None if hard is None else hard + self._more(now)
 
     def over_soft(self, now: float) -> bool:
         self.start_again_if_over(now)
@@ -385,6 +389,10 @@ class Gate:
     def unknown_budgets(self) -> list[BudgetMeter]:
         """Budgets of which it is not known what was charged before this process counted."""
         return [budget for budget in self._budgets.values() if not budget.known]
+
+    def budgets(self, owners: Container[str] | None = None) -> list[BudgetMeter]:
+        """The budgets of these owners (as `team:search`); None: every budget."""
+        return [budget for budget in self._budgets.values() if owners is None or budget.owner in owners]
 
     def borrowing(self, now: float) -> frozenset[str]:
         """Owners (as `team:search`) over a soft budget that makes them borrow only."""

@@ -5,10 +5,11 @@ One task looks for changes twice a second. While the store is away, what was rea
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from math import isinf
 from typing import assert_never
 
-from fairshare.accounts.gate import DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.gate import BudgetMeter, DenialCode, Denied, Gate, Reservation, SoftPassed
 from fairshare.accounts.rights import Actor, Role
 from fairshare.accounts.service import Tree
 from fairshare.clock import Clock
@@ -16,6 +17,7 @@ from fairshare.core.priority import ServiceClass
 from fairshare.gateway.identity import Identity
 from fairshare.gateway.ledger import Ledger, Names
 from fairshare.gateway.ports import RequestRecord
+from fairshare.gateway.status import BudgetStatus
 from fairshare.storage.accounts import AccountStore, LiveKey, Rules
 from fairshare.storage.database import StoreUnavailable
 from fairshare.storage.ledger import LedgerStore
@@ -150,6 +152,11 @@ class LiveAccounts:
                 completion_tokens=record.completion_tokens,
                 now=self._wall(),
             )
+
+    def budgets(self, owners: Container[str] | None = None) -> list[BudgetStatus]:
+        """The budgets of these owners (as `team:search`) as they are now; None: every budget."""
+        now = self._wall()
+        return [_shown(budget, now) for budget in self._gate.budgets(owners)]
 
     def borrowing(self) -> frozenset[str]:
         """Owners (as `team:search`) that may only borrow now, because they are over a soft budget."""
@@ -300,6 +307,24 @@ def _allowed(*lists: "tuple[str, ...] | frozenset[str] | None") -> frozenset[str
         if models is not None:
             allowed = frozenset(models) if allowed is None else allowed & frozenset(models)
     return allowed
+
+
+def _shown(budget: BudgetMeter, now: float) -> BudgetStatus:
+    over_soft = budget.over_soft(now)  # starts a new period, if the last one is over
+    hard = budget.hard_cost_units(now)
+    return BudgetStatus(
+        owner=budget.owner,
+        model=budget.row.model,
+        tag=budget.row.tag,
+        period=budget.row.period,
+        soft=budget.row.soft_cost_units,
+        hard=hard,
+        used=budget.consumed,
+        reserved=budget.reserved,
+        left=None if hard is None else max(0.0, hard - budget.consumed - budget.reserved),
+        borrows_only=over_soft and budget.row.borrow_over_soft,
+        resets_at=None if isinf(budget.span.ends_at) else budget.span.ends_at,
+    )
 
 
 def _problem(code: DenialCode) -> Problem:

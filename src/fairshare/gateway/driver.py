@@ -15,6 +15,7 @@ from fairshare import clock as clocks
 from fairshare.clock import Clock
 from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Recall, Refused, Request, Send
 from fairshare.gateway.affinity import PrefixMemory, ResponseMemory
+from fairshare.gateway.decision_log import DecisionLog
 from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.options import Balance, InstanceSpec, PoolSpec
 from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
@@ -72,6 +73,20 @@ class Driven(Protocol):
     """How long its engine may be silent now."""
     ends_at: float
     """When it must have ended (coarse time)."""
+
+    @property
+    def id(self) -> str:
+        """As its client sees it; two requests may have the same."""
+        ...
+
+    @property
+    def key_id(self) -> str:
+        """Whose key came with it."""
+        ...
+
+    def wait(self, held: Held) -> None:
+        """It is held; the next call is another."""
+        ...
 
     def send(self, send: Send) -> None:
         """Send it to an engine."""
@@ -203,6 +218,8 @@ class PoolDriver:
         self.token_counter = TokenCounter()
         self.watch = PriorityWatch()
         """Sees every request that an engine is told a priority for."""
+        self.decisions = DecisionLog(clock)
+        """What was decided about the last requests."""
         self.on_unreachable: Callable[[str, str, Failure, str], None] = _nobody_is_told
         """Told of every failed attempt to connect: pool, instance, how it failed, what was found."""
         self._recorder = recorder
@@ -420,6 +437,7 @@ class PoolDriver:
 
     def record(self, record: RequestRecord) -> None:
         """Hand over the record of a request that ended."""
+        self.decisions.finished(record)
         try:
             self._recorder.finished(record)
         except Exception:
@@ -515,17 +533,23 @@ class PoolDriver:
             match decision:
                 case Send():
                     exchange.place = Place.SENT
+                    serving = self.serving_pool(decision.pool, exchange.home)
+                    if serving is not None:
+                        self.decisions.sent(exchange, decision, serving.queue.pool)
                     if exchange.prefix_keys and decision.pool == exchange.home.spec.name:
                         exchange.home.prefixes.sent(exchange.prefix_keys, decision.instance_id)
                     exchange.send(decision)
                 case Recall():
                     exchange.place = Place.HELD
+                    self.decisions.recalled(exchange, decision)
                     exchange.recall(decision)
                 case Refused():
                     exchange.place = Place.NOWHERE
+                    self.decisions.refused(exchange, decision)
                     exchange.refuse(decision)
                 case Held():
-                    pass
+                    self.decisions.held(exchange, decision)
+                    exchange.wait(decision)
         except Exception:
             log.exception("request %s: could not carry out %s", decision.request_id, type(decision).__name__)
             if self._is_open(exchange):

@@ -15,9 +15,10 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from fairshare.core.decisions import Recall, Refused, Request, Send
+from fairshare.core.decisions import Held, Recall, Refused, Request, Send
 from fairshare.core.priority import Standing
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver
+from fairshare.gateway.explain_header import explained, refused_after_waiting
 from fairshare.gateway.identity import Identity
 from fairshare.gateway.options import TokenEstimates
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
@@ -159,10 +160,12 @@ class Exchange:
         "_ended",
         "_endpoint",
         "_excluded",
+        "_explanation",
         "_facts",
         "_first_byte_at",
         "_forwarded",
         "_head",
+        "_held",
         "_held_seconds",
         "_http_1_1",
         "_id",
@@ -265,6 +268,8 @@ class Exchange:
         self._serving = home
         self._standing: Standing | None = None
         self._priority: int | None = None
+        self._held: Held | None = None
+        self._explanation = b""
         self._held_seconds = 0.0
         self._added_seconds = 0.0
         self._sent_at: float | None = None
@@ -283,13 +288,28 @@ class Exchange:
         self._stream: StreamTail | None = None
         self._tail: AnswerTail | None = None
 
+    @property
+    def id(self) -> str:
+        """As its client sees it."""
+        return self._id
+
+    @property
+    def key_id(self) -> str:
+        return self._identity.key_id
+
     # ------------------------------------------------------------------ from the driver
+
+    def wait(self, held: Held) -> None:
+        """It is held."""
+        self._held = held
 
     def send(self, send: Send) -> None:
         """Its turn has come."""
         self._standing = send.standing
         self._priority = send.priority
         self._held_seconds = send.held_seconds
+        if send.held_seconds or send.standing is Standing.BORROWING:
+            self._explanation = explained(send, self._held, recalls=self._recalls)
         now = self._driver.clock()
         if self._sent_at is None:
             self._added_seconds = max(0.0, now - self._received_at - send.held_seconds)
@@ -338,7 +358,8 @@ class Exchange:
         self._end(Outcome.REFUSED, status=problem.status, reason=problem.code)
         self._client.answer_problem(
             problem,
-            refusal_message(refused, pool=self.home.spec.name, team=self.request.team),
+            refusal_message(refused, pool=self.home.spec.name, team=self.request.team)
+            + ("" if self._held is None else refused_after_waiting(self._held)),
             retry_after_seconds=refused.retry_after_seconds,
         )
 
@@ -633,6 +654,7 @@ class Exchange:
                 standing=self._standing,
                 priority=self._priority,
                 held_seconds=self._held_seconds,
+                explanation=self._explanation,
             )
         )
         self._client.write(b"%b%b%b%b\r\n%b" % (status_line(self._status), head.lines, ours, framing, body))

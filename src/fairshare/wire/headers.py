@@ -261,16 +261,23 @@ def status_line(status: int) -> bytes:
 
 
 def fairshare_lines(
-    *, request_id: str, pool: str, standing: Standing, priority: int | None, held_seconds: float
+    *,
+    request_id: str,
+    pool: str,
+    standing: Standing,
+    priority: int | None,
+    held_seconds: float,
+    explanation: bytes = b"",
 ) -> bytes:
-    """Our header lines on every relayed response."""
-    return b"x-request-id: %b\r\nx-fairshare-pool: %b\r\nx-fairshare-standing: %b\r\n%bx-fairshare-held-ms: %d\r\n" % (
+    """Our header lines on every relayed response; `explanation` (ASCII) only where there is something to explain."""
+    lines = b"x-request-id: %b\r\nx-fairshare-pool: %b\r\nx-fairshare-standing: %b\r\n%bx-fairshare-held-ms: %d\r\n" % (
         request_id.encode(),
         pool.encode(),
         standing.encode(),
         b"" if priority is None else b"x-fairshare-priority: %d\r\n" % priority,
         round(held_seconds * 1000),
     )
+    return lines + b"x-fairshare-explain: %b\r\n" % explanation if explanation else lines
 
 
 def problem_response(
