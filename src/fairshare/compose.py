@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ import uvloop
 
 from fairshare import clock
 from fairshare.accounts.gate import SoftPassed
+from fairshare.accounts.rights import Actor
 from fairshare.accounts.service import Accounts
-from fairshare.config import ConfigError, Settings, load
+from fairshare.config import ConfigError, Settings, instances_in, load
 from fairshare.core.decisions import DispatchQueue, Instance
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
@@ -31,6 +33,9 @@ from fairshare.gateway.accounts import LiveAccounts
 from fairshare.gateway.accounts_api import AccountsApi
 from fairshare.gateway.admin import AdminServer, admin_app
 from fairshare.gateway.data_port import DataPort
+from fairshare.gateway.discovery.api import InstancesApi
+from fairshare.gateway.discovery.keeper import FleetKeeper
+from fairshare.gateway.discovery.opening import open_source
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.identity import StaticDirectory, identities_of, new_key
@@ -44,7 +49,7 @@ from fairshare.gateway.status import PoolStatus, pool_status
 from fairshare.gateway.tls import engine_context, server_context, show
 from fairshare.gateway.webhook import Webhook
 from fairshare.storage.accounts import AccountStore
-from fairshare.storage.database import Database
+from fairshare.storage.database import Database, StoreUnavailable
 from fairshare.storage.ledger import LedgerStore
 
 log = logging.getLogger("fairshare")
@@ -133,9 +138,11 @@ class _Composed:
     """One pool, and what belongs to it."""
 
     spec: PoolSpec
+    """As configured; what instances it has now is in `keeper.spec`."""
     pool: Pool
     queue: DispatchQueue
     supervisor: InstanceSupervisor
+    keeper: FleetKeeper
 
 
 class Gateway:
@@ -148,6 +155,7 @@ class Gateway:
         self._serving = False
         self._ledger: Ledger | None = None
         self._accounts: LiveAccounts | None = None
+        self._audit: AccountStore | None = None
         self._borrowing: frozenset[str] = frozenset()
         """Owners (as `team:search`) that are over a soft budget and may only borrow."""
         self._webhook = None if self._spec.notify is None else Webhook(self._spec.notify, wall=clock.wall)
@@ -170,6 +178,7 @@ class Gateway:
                 not_ready=self.not_ready,
                 page=status_page(),
                 key=lambda: self._spec.admin.key,
+                instances=InstancesApi(self._keeper, self._instance_changed_by).routes(),
                 accounts=[] if api is None else api.routes(),
                 operator=lambda sha256: None if self._accounts is None else self._accounts.operator(sha256),
             )
@@ -188,7 +197,7 @@ class Gateway:
         of_the_store = [each.finding() for each in (self._ledger, self._accounts) if each is not None]
         return [
             pool_status(
-                composed.spec,
+                composed.keeper.spec,
                 composed.pool,
                 composed.queue,
                 composed.supervisor,
@@ -230,7 +239,7 @@ class Gateway:
                 await self._accounts.start()
             if self._webhook is not None:
                 self._webhook.start()
-            await asyncio.gather(*(composed.supervisor.start() for composed in self._composed.values()))
+            await asyncio.gather(*(composed.keeper.start() for composed in self._composed.values()))
             if spec.tls is not None:
                 self._tls = server_context(spec.tls)
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup(), tls=self._tls)
@@ -260,7 +269,7 @@ class Gateway:
     async def stop(self) -> None:
         """End everything. Afterwards nothing is in flight, held or listening."""
         self._serving = False
-        await asyncio.gather(*(composed.supervisor.stop() for composed in self._composed.values()))
+        await asyncio.gather(*(composed.keeper.stop() for composed in self._composed.values()))
         await self._data_port.close()
         if self._webhook is not None:
             await self._webhook.stop()
@@ -302,11 +311,11 @@ class Gateway:
         self._spec = spec
         for name in removed:
             composed = self._composed.pop(name)
-            await composed.supervisor.stop()
+            await composed.keeper.stop()
             self._driver.remove_pool(name)
         by_name = {pool.name: pool for pool in spec.pools}
         await asyncio.gather(
-            *(self._composed[name].supervisor.start() for name in added),
+            *(self._composed[name].keeper.start() for name in added),
             *(self._change(by_name[name]) for name in changed),
         )
         log.info(
@@ -356,7 +365,7 @@ class Gateway:
         if composed.pool.half_life_seconds != spec.half_life_seconds:
             composed.pool.set_half_life(spec.half_life_seconds)
         self._driver.update_pool(spec)
-        await composed.supervisor.reconfigure(spec)
+        await composed.keeper.reconfigure(spec)
         self._driver.capacity_changed(spec.name)
 
     def _dispatch_differently(self, spec: PoolSpec) -> None:
@@ -368,6 +377,7 @@ class Gateway:
 
     def _accounting(self, spec: StoreSpec) -> tuple[Ledger, LiveAccounts, AccountsApi]:
         database = Database(spec.address)
+        self._audit = AccountStore(database)
         ledger = Ledger(
             database,
             pools=lambda: {name: composed.pool for name, composed in self._composed.items()},
@@ -417,12 +427,27 @@ class Gateway:
         if composed is not None:
             composed.supervisor.connection_failed(instance_id, failure, detail)
 
+    def _keeper(self, pool: str) -> FleetKeeper | None:
+        composed = self._composed.get(pool)
+        return None if composed is None else composed.keeper
+
+    async def _instance_changed_by(self, actor: Actor, action: str, target: str) -> None:
+        """Somebody changed a pool's instances. A store that is down must not keep an operator from it."""
+        if self._audit is None:
+            return
+        try:
+            async with self._audit.changing(actor=actor.name, at=clock.wall()) as change:
+                await change.noted(action, target=target)
+        except StoreUnavailable:
+            log.warning("%s: %s %s is not in the audit, because the store does not answer", actor.name, action, target)
+
     def _add(self, spec: PoolSpec) -> None:
         pool = Pool(spec.name, spec.capacity, self._shares(spec), spec.half_life_seconds, self._driver.clock)
         queue = self._queue(spec, pool, ())
         self._driver.add_pool(spec, queue)
-        supervisor = InstanceSupervisor(spec, pool=pool, driver=self._driver)
-        self._composed[spec.name] = _Composed(spec, pool, queue, supervisor)
+        supervisor = InstanceSupervisor(spec, pool=pool, driver=self._driver, also_found=lambda: keeper.found())
+        keeper = FleetKeeper(spec, supervisor=supervisor, open_source=partial(open_source, parse=instances_in))
+        self._composed[spec.name] = _Composed(spec, pool, queue, supervisor, keeper)
         if self._ledger is not None:
             self._ledger.restore_usage(pool)
 

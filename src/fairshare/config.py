@@ -5,6 +5,7 @@ called `no` stays an error with a line number instead of becoming `False`. Every
 at once, each thing as one sentence: where, what was found, what to do.
 """
 
+import contextlib
 import difflib
 import ipaddress
 import re
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -24,17 +26,24 @@ from fairshare import clock
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
 from fairshare.errors import OperatorError
+from fairshare.gateway.engine_url import WHAT as engine_url_form
+from fairshare.gateway.engine_url import engine_url
 from fairshare.gateway.options import (
     Address,
     AdminSpec,
     Balance,
+    DnsSource,
     EngineKind,
+    FileSource,
     GatewaySpec,
+    InstanceSource,
     InstanceSpec,
     KeySpec,
+    KubernetesSource,
     Level,
     Limits,
     PoolSpec,
+    SrvSource,
     StoreSpec,
     TeamSpec,
     Timeouts,
@@ -70,7 +79,21 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "cost",
     ),
     "tls": ("certificate", "key"),
-    "pools[].instances[]": ("url", "max_num_seqs", "api_key", "api_key_file", "ca_file", "kind"),
+    "pools[].instances[]": (
+        "url",
+        "dns",
+        "srv",
+        "file",
+        "kubernetes",
+        "scheme",
+        "max_num_seqs",
+        "api_key",
+        "api_key_file",
+        "ca_file",
+        "kind",
+    ),
+    "pools[].instances[].kubernetes": ("service", "namespace", "port"),
+    "instances_file[]": ("url", "max_num_seqs"),
     "pools[].hold": (
         "borrow_order",
         "batch_every",
@@ -89,7 +112,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "store": ("url", "password", "password_file", "keep"),
     "notify": ("url", "secret", "secret_file", "allow_internal"),
 }
-"""Every key of the file, by section. `shares` and `models` map names of the operator's choice."""
+"""Every key of the file, by section. `shares` and `models` map names of the operator's choice.
+
+`instances_file` is a file of its own, which `file` under `instances` names.
+"""
 
 DEFAULT_LISTEN = Address("127.0.0.1", 8080)
 DEFAULT_ADMIN = Address("127.0.0.1", 8081)
@@ -471,29 +497,11 @@ def _address(place: _Place) -> Address:
 
 
 def _url(place: _Place) -> str:
-    what = "an engine's address, for example http://127.0.0.1:8000"
-    text = place.text(what)
-    if "@" in text:  # before anything that repeats what was found
-        raise place.invalid("must not hold a user or password; write the engine's key as api_key_file")
+    text = place.text(engine_url_form)
     try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        raise place.invalid(f'must be {what}, found "{text}"') from None
-    if (
-        parts.scheme not in {"http", "https"}
-        or not parts.hostname
-        or not text.isprintable()
-        or any(map(str.isspace, text))
-    ):
-        raise place.invalid(f'must be {what}, found "{text}"')
-    if parts.query or parts.fragment or port == 0:
-        raise place.invalid(f'must be {what}, without ? or #, found "{text}"')
-    path = parts.path.rstrip("/")
-    if path.endswith("/v1"):
-        raise place.invalid(f'must be the engine\'s root; leave out the "/v1" of "{text}"')
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port or (443 if parts.scheme == 'https' else 80)}{path}"
+        return engine_url(text)
+    except ValueError as error:
+        raise place.invalid(str(error)) from None
 
 
 def _sha256(place: _Place) -> bytes:
@@ -731,10 +739,13 @@ def _pools(place: _Place) -> tuple[PoolSpec, ...]:
 
 def _pool(place: _Place) -> PoolSpec:
     fields = place.fields("pools[]")
-    instances = fields.need("instances", _instances, (), "instances: [http://127.0.0.1:8000]")
+    per_instance = fields.read("capacity_per_instance", _positive, None)
+    instances, sources = fields.need("instances", _instances, ((), ()), "instances: [http://127.0.0.1:8000]")
     return PoolSpec(
         name=fields.need("name", _pool_name, "", "name: chat"),
-        capacity=_capacity(fields, len(instances)),
+        capacity=_capacity(fields, per_instance, len(instances), bool(sources)),
+        capacity_per_instance=per_instance,
+        sources=sources,
         half_life_seconds=fields.read("half_life", _half_life, DEFAULT_HALF_LIFE_SECONDS),
         shares=fields.need("shares", _shares, {}, "shares: {search: 26/32, ads: 6/32}"),
         models=fields.need("models", _models, {}, "models: [the-model]"),
@@ -751,13 +762,21 @@ def _pool(place: _Place) -> PoolSpec:
     )
 
 
-def _capacity(fields: _Fields, instances: int) -> int:
+def _capacity(fields: _Fields, per_instance: int | None, instances: int, has_sources: bool) -> int:
     if "capacity" in fields and "capacity_per_instance" in fields:
         fields.place.report.problem(
             fields.place.where, 'give either "capacity" or "capacity_per_instance", found both; remove one'
         )
+    elif "capacity" in fields and has_sources:
+        fields.place.report.problem(
+            fields.where("capacity"),
+            "the instances of this pool come and go, so what it sustains follows from their number; write "
+            "capacity_per_instance instead, the slots that one of them sustains",
+        )
     if "capacity_per_instance" in fields:
-        return fields.read("capacity_per_instance", _positive, 1) * instances
+        return (per_instance or 1) * instances
+    if has_sources and "capacity" not in fields:
+        return fields.need("capacity_per_instance", _positive, 1, "capacity_per_instance: 16 (slots that one sustains)")
     return fields.need("capacity", _positive, 1, "capacity: 16 (slots the pool sustains)")
 
 
@@ -805,35 +824,173 @@ def _models(place: _Place) -> dict[str, str]:
     return models
 
 
-def _instances(place: _Place) -> tuple[InstanceSpec, ...]:
-    instances = _each(place, _instance, "engines, for example [http://127.0.0.1:8000]")
+def _instances(place: _Place) -> tuple[tuple[InstanceSpec, ...], tuple[InstanceSource, ...]]:
+    """Those that are named one by one, and where others come from."""
+    entries = _each(place, _instance_or_source, "engines, for example [http://127.0.0.1:8000]")
     if not place.node.value:
         raise place.invalid("there must be at least one engine, found an empty list")
     seen: dict[str, int] = {}
-    for index, instance in enumerate(instances):
-        if instance.url and instance.url in seen:
+    for index, entry in enumerate(entries):
+        name = entry.url if isinstance(entry, InstanceSpec) else str(entry)
+        if name and name in seen:
             place.report.problem(
                 f"{place.where}[{index}]",
-                f"{instance.url} is also {place.where}[{seen[instance.url]}]; remove one, or its slots count twice",
+                f"{name} is also {place.where}[{seen[name]}]; remove one, or its slots count twice",
             )
-        seen.setdefault(instance.url, index)
-    return instances
+        seen.setdefault(name, index)
+    return (
+        tuple(entry for entry in entries if isinstance(entry, InstanceSpec)),
+        tuple(entry for entry in entries if not isinstance(entry, InstanceSpec)),
+    )
 
 
-def _instance(place: _Place) -> InstanceSpec:
+_WAYS = ("url", "dns", "srv", "file", "kubernetes")
+"""How an entry of `instances` says where its engines are."""
+
+
+def _instance_or_source(place: _Place) -> InstanceSpec | InstanceSource:
     if not place.is_mapping():
         return InstanceSpec(url=_url(place))
     fields = place.fields("pools[].instances[]")
-    url = fields.need("url", _url, "", "url: http://127.0.0.1:8000")
-    if "ca_file" in fields and url.startswith("http:"):
-        place.report.problem(fields.where("ca_file"), f"{url} is not encrypted; write https:// or leave ca_file out")
-    return InstanceSpec(
+    ways = [way for way in _WAYS if way in fields]
+    if len(ways) > 1:
+        raise place.invalid(f"give one of {', '.join(_WAYS)}, found {' and '.join(ways)}; write two entries")
+    if "scheme" in fields and ways != ["srv"]:
+        place.report.problem(fields.where("scheme"), "belongs to srv only; everywhere else the address says it")
+    url = "" if ways and ways != ["url"] else fields.need("url", _url, "", "url: http://127.0.0.1:8000")
+    scheme = fields.read("scheme", _scheme, "http")
+    if "ca_file" in fields and (url.startswith("http:") or (ways == ["srv"] and scheme == "http")):
+        found = url or "scheme: http"
+        place.report.problem(fields.where("ca_file"), f"{found} is not encrypted; write https or leave ca_file out")
+    engine = InstanceSpec(
         url=url,
         max_num_seqs=fields.read("max_num_seqs", _positive, None),
         api_key=_secret(fields, "api_key", "api_key_file"),
         ca_file=fields.read("ca_file", _ca_file, None),
         kind=fields.read("kind", lambda at: _choice(at, EngineKind), EngineKind.VLLM),
     )
+    match ways:
+        case ["dns"]:
+            return DnsSource(url=fields.read("dns", _dns_url, ""), template=engine)
+        case ["srv"]:
+            return SrvSource(name=fields.read("srv", _srv_name, ""), scheme=scheme, template=engine)
+        case ["file"]:
+            source = FileSource(path=fields.read("file", _beside, Path()), template=engine)
+            _try_instances_file(fields.where("file"), source, place.report)
+            return source
+        case ["kubernetes"]:
+            return fields.read("kubernetes", lambda at: _kubernetes(at, engine), _NO_SERVICE)
+        case _:
+            return engine
+
+
+def _scheme(place: _Place) -> str:
+    text = place.text("http or https")
+    if text not in {"http", "https"}:
+        raise place.invalid(f'must be http or https, found "{text}"')
+    return text
+
+
+def _dns_url(place: _Place) -> str:
+    url = _url(place)
+    host = urlsplit(url).hostname or ""
+    if url.startswith("https:"):
+        # What DNS names are addresses, and a certificate is for a name.
+        raise place.invalid("must be http: the addresses of a name have no certificates; write srv or file for https")
+    if _is_address(host):
+        raise place.invalid(f"must hold a name that is looked up, found the address {host}; write url instead")
+    return url
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+_SRV_NAME = re.compile(r"_[A-Za-z0-9-]{1,62}\._(tcp|udp)(\.[A-Za-z0-9_-]{1,63})+\.?")
+_KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NO_SERVICE = KubernetesSource(service="", namespace=None, port=None, template=InstanceSpec(url=""))
+"""Stands in where the service is wrong, which was reported."""
+
+
+def _srv_name(place: _Place) -> str:
+    text = place.text("an SRV name, for example _vllm._tcp.engines.example.com")
+    if len(text) > 253 or not _SRV_NAME.fullmatch(text):
+        raise place.invalid(f'must be an SRV name as _vllm._tcp.engines.example.com, found "{text}"')
+    return text
+
+
+def _beside(place: _Place) -> Path:
+    text = place.text("the path of a file")
+    if "\0" in text:
+        raise place.invalid(f"{text!r} is no path of a file")
+    return place.report.path.parent / text
+
+
+def _kubernetes(place: _Place, engine: InstanceSpec) -> KubernetesSource:
+    if find_spec("lightkube") is None:
+        place.report.problem(place.where, "needs a client that is not installed; pip install 'fairshare[kubernetes]'")
+    fields = place.fields("pools[].instances[].kubernetes")
+    return KubernetesSource(
+        service=fields.need("service", _kubernetes_name, "", "service: vllm"),
+        namespace=fields.read("namespace", _kubernetes_name, None),
+        port=fields.read("port", _service_port, None),
+        template=engine,
+    )
+
+
+def _kubernetes_name(place: _Place) -> str:
+    text = place.text("a name in Kubernetes, for example vllm")
+    if not _KUBERNETES_NAME.fullmatch(text):
+        raise place.invalid(f'must be a name in Kubernetes (a-z 0-9 -, at most 63 of them), found "{text}"')
+    return text
+
+
+def _service_port(place: _Place) -> str:
+    text = place.text("a port's name or number, for example http or 8000")
+    if not _KUBERNETES_NAME.fullmatch(text) or (text.isdigit() and not 1 <= int(text) <= 65535):
+        raise place.invalid(f'must be the name or the number of a port, found "{text}"')
+    return text
+
+
+def instances_in(text: bytes, source: FileSource) -> tuple[InstanceSpec, ...]:
+    """The instances that a file lists, which a pool follows. Raises `ConfigError`."""
+    report = _Report(path=source.path, environ={})
+    place = _Place(_compose(text, source.path), "", report)
+    instances: tuple[InstanceSpec, ...] = ()
+    with contextlib.suppress(_Invalid):
+        instances = _each(place, lambda at: _listed(at, source.template), "engines")
+    urls = [instance.url for instance in instances]
+    for twice in sorted({url for url in urls if url and urls.count(url) > 1}):
+        report.problem("", f"{twice} stands twice; remove one, or its slots count twice")
+    if report.problems:
+        raise ConfigError(report.problems)
+    return instances
+
+
+def _listed(place: _Place, template: InstanceSpec) -> InstanceSpec:
+    if not place.is_mapping():
+        return replace(template, url=_url(place))
+    fields = place.fields("instances_file[]")
+    return replace(
+        template,
+        url=fields.need("url", _url, "", "url: http://127.0.0.1:8000"),
+        max_num_seqs=fields.read("max_num_seqs", _positive, template.max_num_seqs),
+    )
+
+
+def _try_instances_file(where: str, source: FileSource, report: _Report) -> None:
+    """A file that may change at any time must not keep a gateway from starting, so this only warns."""
+    try:
+        instances_in(source.path.read_bytes(), source)
+    except OSError as error:
+        report.warning(where, f"{source.path} cannot be read now ({_reason(error)}), so no instance comes from it yet")
+    except ConfigError as error:
+        for problem in error.problems:
+            report.warning(where, f"no instance comes from it yet: {problem}")
 
 
 def _hold(place: _Place) -> HoldOptions:
@@ -995,8 +1152,9 @@ def _check_engines(spec: GatewaySpec, report: _Report) -> None:
         for position, instance in enumerate(pool.instances):
             other = engine_at.setdefault(instance.url, index)
             if other != index:
+                # Beside sources the positions in the file are others.
                 report.warning(
-                    f"pools[{index}].instances[{position}]",
+                    f"pools[{index}].instances" + ("" if pool.sources else f"[{position}]"),
                     f'{instance.url} is also in pool "{spec.pools[other].name}"; neither knows what the other runs '
                     "there, so lower the capacity of both",
                 )

@@ -32,9 +32,11 @@ def check(config: ConfigOption = Path("fairshare.yaml")) -> None:
         print(f"warning: {warning}")
     spec = settings.gateway
     keys = sum(len(team.keys) for team in spec.teams)
+    engines = _count(sum(len(pool.instances) for pool in spec.pools), "engine")
+    sources = sum(len(pool.sources) for pool in spec.pools)
     print(
         f"{config} can be used: {_count(len(spec.pools), 'pool')}, "
-        f"{_count(sum(len(pool.instances) for pool in spec.pools), 'engine')}, "
+        f"{engines}{' and ' + _count(sources, 'source') + ' of more' if sources else ''}, "
         f"{_count(len(spec.teams), 'team')}, {_count(keys, 'key')}."
     )
 

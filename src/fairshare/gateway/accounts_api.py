@@ -233,30 +233,30 @@ class AccountsApi:
         return [Route("/api/v1/openapi.json", self._document), *routes]
 
     async def _document(self, _: Request) -> Response:
-        return _json(self._openapi)
+        return json_answer(self._openapi)
 
     async def _answer(self, methods: dict[str, Operation], request: Request) -> Response:
         operation = methods.get("GET" if request.method == "HEAD" else request.method)
         assert operation is not None  # Starlette answers other methods
         try:
-            body = await _body(request, operation.body)
+            body = await read_body(request, operation.body)
             asked = Asked(request.scope[ACTOR], dict(request.path_params), dict(request.query_params), body)
             answer = await self._do(operation, asked)
-        except _Refused as refused:
-            return _problem(refused.problem, str(refused))
+        except Refused as refused:
+            return problem_answer(refused.problem, str(refused))
         except NotThere as error:
-            return _problem(NOT_FOUND, _sentence(error))
+            return problem_answer(NOT_FOUND, sentence(error))
         except Conflict as error:
-            return _problem(CONFLICT, _sentence(error))
+            return problem_answer(CONFLICT, sentence(error))
         except Forbidden as error:
-            return _problem(FORBIDDEN, _sentence(error))
+            return problem_answer(FORBIDDEN, sentence(error))
         except (CallerError, OperatorError) as error:
-            return _problem(INVALID_REQUEST, _sentence(error))
+            return problem_answer(INVALID_REQUEST, sentence(error))
         except StoreUnavailable:
-            return _problem(STORE_UNAVAILABLE, "The store does not answer now. Try again.")
+            return problem_answer(STORE_UNAVAILABLE, "The store does not answer now. Try again.")
         if answer is None:
             return Response(status_code=204, headers=HEADERS)
-        return _json(msgspec.json.encode(answer), status=201 if operation.method == "POST" else 200)
+        return json_answer(msgspec.json.encode(answer), status=201 if operation.method == "POST" else 200)
 
     async def _do(self, operation: Operation, asked: Asked) -> Any:
         accounts, actor, body = self._accounts, asked.actor, asked.body
@@ -331,30 +331,32 @@ class AccountsApi:
         return await reports.report(self._ledger, span, where=where, by=by, only={})
 
 
-class _Refused(Exception):
+class Refused(Exception):
+    """A request to the API that is not as it must be."""
+
     def __init__(self, problem: Problem, message: str) -> None:
         super().__init__(message)
         self.problem = problem
 
 
-async def _body(request: Request, kind: type[msgspec.Struct] | None) -> Any:
+async def read_body(request: Request, kind: type[msgspec.Struct] | None) -> Any:
     """The body of a request as a checked record."""
     if kind is None:
         return None
     # A page of another site can send a form without asking, but not this type: its browser asks us first.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise _Refused(UNSUPPORTED_MEDIA_TYPE, "Send a body of the type application/json.")
+        raise Refused(UNSUPPORTED_MEDIA_TYPE, "Send a body of the type application/json.")
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
         if size > MAX_BODY_BYTES:
-            raise _Refused(REQUEST_TOO_LARGE, f"The body is longer than {MAX_BODY_BYTES} bytes.")
+            raise Refused(REQUEST_TOO_LARGE, f"The body is longer than {MAX_BODY_BYTES} bytes.")
         pieces.append(piece)
     try:
         return msgspec.json.decode(b"".join(pieces), type=kind)
     except msgspec.MsgspecError as error:
-        raise _Refused(INVALID_REQUEST, f"The body is not as it must be: {error}.") from None
+        raise Refused(INVALID_REQUEST, f"The body is not as it must be: {error}.") from None
 
 
 def _page(rows: Sequence[Any], limit: int, name: Callable[[Any], str]) -> Page:
@@ -362,17 +364,18 @@ def _page(rows: Sequence[Any], limit: int, name: Callable[[Any], str]) -> Page:
     return Page(rows[:limit], name(rows[limit - 1]) if len(rows) > limit else None)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What an exception says, as a sentence."""
     text = str(error)
     return text[:1].upper() + text[1:] + "."
 
 
-def _problem(problem: Problem, message: str) -> Response:
+def problem_answer(problem: Problem, message: str) -> Response:
     headers = {} if problem.retry_after_seconds is None else {"Retry-After": str(problem.retry_after_seconds)}
-    return _json(openai_error(problem, message), status=problem.status, headers=headers)
+    return json_answer(openai_error(problem, message), status=problem.status, headers=headers)
 
 
-def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_answer(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(body, status, media_type="application/json", headers=HEADERS | (headers or {}))
 
 

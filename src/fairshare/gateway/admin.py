@@ -1,6 +1,7 @@
 """The admin port: health, readiness, metrics, the state of the pools as JSON, the status page, and the accounts.
 
-Nothing here is hot. Only the accounts can be changed (`fairshare.gateway.accounts_api`); every other route is a GET.
+Nothing here is hot. The accounts (`fairshare.gateway.accounts_api`) and the pools' instances
+(`fairshare.gateway.discovery.api`) can be changed; every other route is a GET.
 """
 
 import base64
@@ -49,6 +50,7 @@ def admin_app(
     not_ready: Callable[[], str | None],
     page: Page,
     key: Callable[[], str | None],
+    instances: Sequence[Route] = (),
     accounts: Sequence[Route] = (),
     operator: Callable[[bytes], Actor | None] = lambda _: None,
 ) -> ASGIApp:
@@ -60,8 +62,9 @@ def admin_app(
         not_ready: why the gateway should get no traffic now; None: it should.
         page: the status page.
         key: the admin key in force; None: none is configured, and the port listens on loopback only.
+        instances: the routes of the pools' instances.
         accounts: the routes of the accounts.
-        operator: who has a role by the SHA-256 of what they show; they reach the accounts and nothing else.
+        operator: who has a role by the SHA-256 of what they show; they reach the accounts and the pools' instances.
     """
     encoder = msgspec.json.Encoder()
 
@@ -105,6 +108,7 @@ def admin_app(
             Route("/readyz", readyz),
             Route("/metrics", scrape),
             Route("/api/v1/pools", pool_states),
+            *instances,
             *accounts,
             Route("/", status_page),
         ],

@@ -196,6 +196,10 @@ class Change:
         await self._connection.execute(delete(table).where(key == getattr(row, key.name)))
         await self._audit(f"remove {table.name}", target, row, None)
 
+    async def noted(self, action: str, *, target: str) -> None:
+        """Put into the audit what was done to something that is not in the store."""
+        await self._audit(action, target, None, None)
+
     async def _audit(
         self, action: str, target: str, before: msgspec.Struct | None, after: msgspec.Struct | None
     ) -> None:

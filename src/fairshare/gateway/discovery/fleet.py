@@ -252,9 +252,9 @@ class Fleet:
             kept = [instance_id for instance_id in self._members if instance_id not in self._named()]
             found.append(
                 self._finding(
-                    "instances-kept",
-                    Severity.WARNING,
-                    f"Nothing names {', '.join(kept)} of pool {self._pool} any more, but no other instance of it "
+                    id="instances-kept",
+                    severity=Severity.WARNING,
+                    sentence=f"Nothing names {', '.join(kept)} of pool {self._pool} any more, but no other instance of it "
                     "accepts requests.",
                     why=f"They stay for {HELD_SECONDS / 60:.0f} minutes, so that one wrong answer does not empty the "
                     "pool; then they leave.",
@@ -265,9 +265,9 @@ class Fleet:
         if self._drained:
             found.append(
                 self._finding(
-                    "instances-drained",
-                    Severity.WARNING,
-                    f"Operators drained {', '.join(sorted(self._drained))} of pool {self._pool}.",
+                    id="instances-drained",
+                    severity=Severity.WARNING,
+                    sentence=f"Operators drained {', '.join(sorted(self._drained))} of pool {self._pool}.",
                     why="They get no requests, and the capacity is smaller.",
                     fix="Add them again when they may come back; see docs/howto/elastic-fleets.md.",
                 )
@@ -275,9 +275,9 @@ class Fleet:
         if self._sources and not self._members:
             found.append(
                 self._finding(
-                    "pool-empty",
-                    Severity.ERROR,
-                    f"Pool {self._pool} has no instance: none is named by {_either(self._sources)}.",
+                    id="pool-empty",
+                    severity=Severity.ERROR,
+                    sentence=f"Pool {self._pool} has no instance: none is named by {_either(self._sources)}.",
                     why="Every request for its models fails.",
                     fix="Start an engine, or correct where the pool's instances come from.",
                 )
@@ -292,14 +292,14 @@ class Fleet:
             sentence = f"Pool {self._pool} has never had an answer from {source.name}: {source.trouble}."
             why = "No instance comes from there."
         return self._finding(
-            "source-failed",
-            Severity.WARNING if source.answered else Severity.ERROR,
-            sentence,
+            id="source-failed",
+            severity=Severity.WARNING,
+            sentence=sentence,
             why=why,
             fix="Correct what it says; it is asked again by itself.",
         )
 
-    def _finding(self, id: str, severity: Severity, sentence: str, *, why: str, fix: str) -> Finding:
+    def _finding(self, *, id: str, severity: Severity, sentence: str, why: str, fix: str) -> Finding:
         return Finding(id=id, severity=severity, pool=self._pool, instance_id=None, sentence=sentence, why=why, fix=fix)
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fairshare import clock as clocks
 from fairshare.clock import Clock
+from fairshare.errors import CallerError
 from fairshare.gateway.discovery.fleet import Fleet, Named, SourceState
 from fairshare.gateway.discovery.source import Source, pause_seconds
 from fairshare.gateway.findings import Finding
@@ -40,8 +41,8 @@ class Supervisor(Protocol):
     def accepting(self) -> Set[str]: ...
 
 
-class Refused(Exception):
-    """An operator's wish cannot be fulfilled; the text says why and what to do, as a sentence without its end."""
+class NotPossible(CallerError):
+    """What an operator wants cannot be done to the fleet as it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +108,8 @@ class FleetKeeper:
         self._follow(self._configured)
         await self._first_answers()
         self.spec = self._members()
-        await self._supervisor.reconfigure(self.spec)
+        if self.spec != self._configured:
+            await self._supervisor.reconfigure(self.spec)
         await self._supervisor.start()
         self._task = asyncio.create_task(self._keep(), name=f"fleet of {self.spec.name}")
 
@@ -200,17 +202,17 @@ class FleetKeeper:
         await self._apply()
 
     async def drain(self, instance_id: str) -> None:
-        """Take a member out until it is added again; what it runs may finish. Raises `Refused`."""
+        """Take a member out until it is added again; what it runs may finish. Raises `NotPossible`."""
         self._check_known(instance_id, self.spec.instances)
         self._check_not_last(instance_id)
         self._fleet.drain(instance_id)
         await self._apply()
 
     async def remove(self, instance_id: str) -> None:
-        """Take back what `add` and `drain` did. Raises `Refused`."""
+        """Take back what `add` and `drain` did. Raises `NotPossible`."""
         if instance_id not in self._fleet.added and instance_id not in self._fleet.drained:
             self._check_known(instance_id, self.spec.instances)
-            raise Refused(f"{instance_id} is named by the configuration or a source, not by an operator; drain it")
+            raise NotPossible(f"{instance_id} is named by the configuration or a source, not by an operator; drain it")
         if instance_id in self._fleet.added:
             self._check_not_last(instance_id)
         self._fleet.remove(instance_id)
@@ -219,11 +221,11 @@ class FleetKeeper:
     def _check_known(self, instance_id: str, known: Iterable[InstanceSpec]) -> None:
         ids = [each.id for each in known]
         if instance_id not in ids:
-            raise Refused(f"pool {self.spec.name} has no instance {instance_id}; it has {', '.join(ids) or 'none'}")
+            raise NotPossible(f"pool {self.spec.name} has no instance {instance_id}; it has {', '.join(ids) or 'none'}")
 
     def _check_not_last(self, instance_id: str) -> None:
         if self._supervisor.accepting <= {instance_id} and instance_id in self._supervisor.accepting:
-            raise Refused(
+            raise NotPossible(
                 f"{instance_id} is the last instance of pool {self.spec.name} that gets requests; add another"
             )
 
