@@ -7,6 +7,7 @@ turns up counts under an empty label, so that made-up names can never grow a ser
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -24,6 +25,15 @@ HELD_BUCKETS_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 ADDED_BUCKETS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0)
 
 
+class Across(Enum):
+    """How a metric of several workers is put together."""
+
+    SUM = "sum"
+    LEAST = "least"
+    OWNER = "owner"
+    """The one of the replica that decides for the pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
     """One row of the table of metrics."""
@@ -33,6 +43,7 @@ class MetricSpec:
     kind: str
     labels: tuple[str, ...]
     help: str
+    across: Across = Across.SUM
 
 
 REQUESTS = MetricSpec(
@@ -68,23 +79,42 @@ ADDED_SECONDS = MetricSpec(
     ("pool",),
     "What fairshare itself added before a request went to an engine, without waiting in the queue.",
 )
-CAPACITY = MetricSpec("fairshare_capacity", "gauge", ("pool",), "C now: the slots that the healthy engines sustain.")
-RESERVED = MetricSpec("fairshare_reserved", "gauge", ("pool", "team"), "Within-share slots of a team.")
-IN_FLIGHT = MetricSpec(
-    "fairshare_in_flight", "gauge", ("pool", "team"), "Slots in flight at engines, without phantoms."
+CAPACITY = MetricSpec(
+    "fairshare_capacity", "gauge", ("pool",), "C now: the slots that the healthy engines sustain.", across=Across.OWNER
 )
-BORROWING = MetricSpec("fairshare_borrowing", "gauge", ("pool", "team"), "Slots in flight that borrow.")
-PHANTOMS = MetricSpec("fairshare_phantoms", "gauge", ("pool", "team"), "Slots counted in flight without a grant.")
-HELD = MetricSpec("fairshare_held", "gauge", ("pool", "team"), "Requests waiting in the dispatch queue.")
-USAGE = MetricSpec("fairshare_usage", "gauge", ("pool", "team"), "Decayed usage, cost units.")
-RECALLS = MetricSpec("fairshare_recalls_total", "counter", ("pool",), "Requests taken back from an engine.")
+RESERVED = MetricSpec(
+    "fairshare_reserved", "gauge", ("pool", "team"), "Within-share slots of a team.", across=Across.OWNER
+)
+IN_FLIGHT = MetricSpec(
+    "fairshare_in_flight",
+    "gauge",
+    ("pool", "team"),
+    "Slots in flight at engines, without phantoms.",
+    across=Across.OWNER,
+)
+BORROWING = MetricSpec(
+    "fairshare_borrowing", "gauge", ("pool", "team"), "Slots in flight that borrow.", across=Across.OWNER
+)
+PHANTOMS = MetricSpec(
+    "fairshare_phantoms", "gauge", ("pool", "team"), "Slots counted in flight without a grant.", across=Across.OWNER
+)
+HELD = MetricSpec(
+    "fairshare_held", "gauge", ("pool", "team"), "Requests waiting in the dispatch queue.", across=Across.OWNER
+)
+USAGE = MetricSpec("fairshare_usage", "gauge", ("pool", "team"), "Decayed usage, cost units.", across=Across.OWNER)
+RECALLS = MetricSpec(
+    "fairshare_recalls_total", "counter", ("pool",), "Requests taken back from an engine.", across=Across.OWNER
+)
 RECALLED = MetricSpec(
     "fairshare_recalled_slot_seconds_total",
     "counter",
     ("pool",),
     "Engine time that recalls threw away; charged to nobody.",
+    across=Across.OWNER,
 )
-INSTANCE_UP = MetricSpec("fairshare_instance_up", "gauge", ("pool", "instance"), "1: the engine is healthy.")
+INSTANCE_UP = MetricSpec(
+    "fairshare_instance_up", "gauge", ("pool", "instance"), "1: the engine is healthy.", across=Across.OWNER
+)
 CONNECTIONS = MetricSpec("fairshare_connections", "gauge", (), "Clients connected to the data port.")
 CONNECTIONS_REFUSED = MetricSpec(
     "fairshare_connections_refused_total",
@@ -107,7 +137,9 @@ BAD_REQUESTS = MetricSpec(
 UPSTREAM_CONNECTIONS = MetricSpec(
     "fairshare_upstream_connections", "gauge", (), "Connections to engines, in use and idle."
 )
-STORE_UP = MetricSpec("fairshare_store_up", "gauge", (), "1: the last write to the store succeeded.")
+STORE_UP = MetricSpec(
+    "fairshare_store_up", "gauge", (), "1: the last write to the store succeeded.", across=Across.LEAST
+)
 LEDGER_PENDING = MetricSpec("fairshare_ledger_pending", "gauge", (), "Records of requests that wait to be written.")
 LEDGER_WRITTEN = MetricSpec("fairshare_ledger_written_total", "counter", (), "Records that the store has.")
 LEDGER_DROPPED = MetricSpec(
