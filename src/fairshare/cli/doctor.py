@@ -35,10 +35,14 @@ def doctor(
     Needs no running gateway. Ends with 1 if something breaks a promise or fails requests, and with 0 if not.
     """
     import asyncio
+    from dataclasses import replace
+    from functools import partial
 
     from fairshare import clock
-    from fairshare.config import ConfigError, load
+    from fairshare.config import ConfigError, instances_in, load
     from fairshare.errors import OperatorError
+    from fairshare.gateway.discovery.keeper import look_once
+    from fairshare.gateway.discovery.opening import open_source
     from fairshare.gateway.engine_http import ask
     from fairshare.gateway.examination import examine
 
@@ -58,7 +62,9 @@ def doctor(
         sound = True
         for spec in wanted:
             # One pool after the other: two pools may share an engine, and a probe needs it alone.
-            examination = await examine(spec, ask=ask, with_probe=probe, clock=clock.monotonic)
+            now, of_sources = await look_once(spec, partial(open_source, parse=instances_in))
+            examination = await examine(now, ask=ask, with_probe=probe, clock=clock.monotonic)
+            examination = replace(examination, findings=[*of_sources, *examination.findings])
             _show(examination)
             sound = sound and examination.sound
         return sound

@@ -193,6 +193,7 @@ class Fleet:
             self._held_since = now
         if self._held_since is not None and now - self._held_since < HELD_SECONDS:
             return
+        self._held_since = None
         for instance_id in leaving:
             member = self._members.pop(instance_id)
             forgiven = int((now - member.since) / FORGIVEN_SECONDS)
@@ -254,8 +255,8 @@ class Fleet:
                 self._finding(
                     id="instances-kept",
                     severity=Severity.WARNING,
-                    sentence=f"Nothing names {', '.join(kept)} of pool {self._pool} any more, but no other instance of it "
-                    "accepts requests.",
+                    sentence=f"Nothing names {', '.join(kept)} of pool {self._pool} any more, but no other instance "
+                    "of it accepts requests.",
                     why=f"They stay for {HELD_SECONDS / 60:.0f} minutes, so that one wrong answer does not empty the "
                     "pool; then they leave.",
                     fix="If they are gone on purpose there is nothing to do; otherwise look at where the pool's "

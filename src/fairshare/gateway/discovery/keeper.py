@@ -105,13 +105,17 @@ class FleetKeeper:
 
     async def start(self) -> None:
         """Hears the first answers, has every instance asked once, then keeps following."""
-        self._follow(self._configured)
-        await self._first_answers()
-        self.spec = self._members()
+        self.spec = await self.first_look()
         if self.spec != self._configured:
             await self._supervisor.reconfigure(self.spec)
         await self._supervisor.start()
         self._task = asyncio.create_task(self._keep(), name=f"fleet of {self.spec.name}")
+
+    async def first_look(self) -> PoolSpec:
+        """Begins to follow; the pool with the instances of the first answers."""
+        self._follow(self._configured)
+        await self._first_answers()
+        return self._members()
 
     async def stop(self) -> None:
         """Follows nothing any more; what was told stays."""
@@ -232,6 +236,29 @@ class FleetKeeper:
     def named(self) -> list[Named]:
         """Every instance that anybody names, and who."""
         return self._fleet.named()
+
+
+class _Nobody:
+    """Watches no instances."""
+
+    accepting: Set[str] = frozenset()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def reconfigure(self, spec: PoolSpec) -> None: ...
+
+    def log_findings(self) -> None: ...
+
+
+async def look_once(spec: PoolSpec, open_source: Open) -> tuple[PoolSpec, list[Finding]]:
+    """The pool with the instances that its sources name now, and what is to be said of the sources."""
+    keeper = FleetKeeper(spec, supervisor=_Nobody(), open_source=open_source)
+    try:
+        return await keeper.first_look(), keeper.found()
+    finally:
+        await keeper.stop()
 
 
 async def _follow_for_ever(follower: Source, ear: _Ear) -> None:
