@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -74,7 +75,7 @@ def test_counters_histograms_and_gauges_of_processes_add_up_and_a_pool_is_as_its
     assert merged["fairshare_held_seconds_bucket", "le=0.1,pool=chat"] == 4
     assert merged["fairshare_held_seconds_bucket", "le=+Inf,pool=chat"] == 6
     assert merged["fairshare_held_seconds_count", "pool=chat"] == 6
-    assert merged["fairshare_held_seconds_sum", "pool=chat"] == 4.2
+    assert merged["fairshare_held_seconds_sum", "pool=chat"] == pytest.approx(4.2)
     assert merged["fairshare_connections", ""] == 30
     assert merged["fairshare_in_flight", "pool=chat,team=ads"] == 7
     assert merged["fairshare_in_flight", "pool=code,team=ads"] == 2

@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from fairshare.gateway.metrics import METRICS, Across
 
-PoolJson = Mapping[str, Any]
+PoolJson = dict[str, Any]
 """One pool as the API shows it."""
 
 _ACROSS = {spec.name: spec.across for spec in METRICS}

@@ -58,6 +58,8 @@ UPSTREAM_BROKE = Problem("upstream_broke", 502, _SERVER, retry_after_seconds=1)
 """The engine's answer ended early or made no sense as HTTP."""
 HELD_TOO_LONG = Problem("held_too_long", 503, _SERVER, retry_after_seconds=5)
 NO_INSTANCE = Problem("no_instance", 503, _SERVER, retry_after_seconds=5)
+NO_WORKER = Problem("no_worker", 503, _SERVER, retry_after_seconds=1)
+"""Admin port: none of the machine's workers answers. Clients never see it."""
 STORE_UNAVAILABLE = Problem("store_unavailable", 503, _SERVER, retry_after_seconds=5)
 """Admin port: the store does not answer. Clients never see it."""
 SHUTTING_DOWN = Problem("shutting_down", 503, _SERVER, retry_after_seconds=1)
@@ -86,6 +88,7 @@ PROBLEMS: tuple[Problem, ...] = (
     UPSTREAM_BROKE,
     HELD_TOO_LONG,
     NO_INSTANCE,
+    NO_WORKER,
     STORE_UNAVAILABLE,
     SHUTTING_DOWN,
     TOO_MANY_CONNECTIONS,
