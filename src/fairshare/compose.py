@@ -9,8 +9,9 @@ import logging
 import resource
 import secrets
 import signal
+import socket
 import ssl
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -28,7 +29,7 @@ from fairshare.config import ConfigError, Settings, instances_in, load
 from fairshare.core.decisions import DispatchQueue, Instance
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
-from fairshare.dashboard import status_page
+from fairshare.dashboard import status_pages
 from fairshare.gateway.accounts import LiveAccounts
 from fairshare.gateway.accounts_api import AccountsApi
 from fairshare.gateway.admin import AdminServer, admin_app
@@ -38,18 +39,25 @@ from fairshare.gateway.discovery.keeper import FleetKeeper
 from fairshare.gateway.discovery.opening import open_source
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.engine_http import Failure
+from fairshare.gateway.explain import Explainer
+from fairshare.gateway.history import History
 from fairshare.gateway.identity import StaticDirectory, identities_of, new_key
 from fairshare.gateway.instances import InstanceSupervisor
 from fairshare.gateway.ledger import Ledger
-from fairshare.gateway.listening import bound_to, listening_socket
+from fairshare.gateway.listening import bound_to, listening_socket, private_socket
+from fairshare.gateway.live import Live
+from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import Metrics
-from fairshare.gateway.options import GatewaySpec, PoolSpec, StoreSpec
+from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
-from fairshare.gateway.status import PoolStatus, pool_status
+from fairshare.gateway.seat import DRAIN, END_AT_ONCE, RELOAD, Parent, WorkerSeat
+from fairshare.gateway.status import BudgetStatus, PoolStatus, pool_status
+from fairshare.gateway.status_api import StatusApi, StatusParts
 from fairshare.gateway.tls import engine_context, server_context, show
 from fairshare.gateway.webhook import Webhook
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.history import HistoryStore
 from fairshare.storage.ledger import LedgerStore
 
 log = logging.getLogger("fairshare")
@@ -64,28 +72,40 @@ SPARE_DESCRIPTORS = 200
 """For listening sockets, health checks, the admin port and files."""
 
 
-def run(path: Path, environ: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `OperatorError` if the gateway cannot start."""
+def run(path: Path, environ: Mapping[str, str], seat: WorkerSeat | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; as a worker, until its parent says so, too.
+
+    Raises:
+        OperatorError: the gateway cannot start.
+    """
     settings = load(path, environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, environ))
+        runner.run(serve(settings, environ, seat))
 
 
-async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT: the first drains, the second ends at once. SIGHUP reads the settings again."""
+async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat | None = None) -> None:
+    """Serve until SIGTERM or SIGINT: the first drains, the second ends at once. SIGHUP reads the settings again.
+
+    A worker never ends at once by a signal: a service manager may send it the same one as its parent, which tells it.
+    """
     loop = asyncio.get_running_loop()
     ending, at_once, reload_wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def end() -> None:
-        (at_once if ending.is_set() else ending).set()
+        (at_once if ending.is_set() and seat is None else ending).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reload_wanted.set)
+    parent: Parent | None = None
+    if seat is not None:
+        parent = Parent(seat, {DRAIN: ending.set, END_AT_ONCE: at_once.set, RELOAD: reload_wanted.set})
 
-    gateway = Gateway(settings)
+    gateway = Gateway(settings, seat)
     try:
         await gateway.start()
+        if parent is not None:
+            parent.say_ready()
         _relieve_collector()
         reloads = asyncio.create_task(_reload_when_wanted(gateway, reload_wanted, settings.path, environ))
         await ending.wait()
@@ -93,6 +113,8 @@ async def serve(settings: Settings, environ: Mapping[str, str]) -> None:
         await _first_of(gateway.drain(), at_once.wait())
     finally:
         await gateway.stop()
+        if parent is not None:
+            parent.close()
 
 
 def _relieve_collector() -> None:
@@ -148,14 +170,18 @@ class _Composed:
 class Gateway:
     """The parts of one gateway process, wired: `start`, any number of `reload`, `drain`, `stop`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, seat: WorkerSeat | None = None) -> None:
+        """`seat`: it is one of several workers; the parent has its sockets."""
         self._settings = settings
+        self._seat = seat
         self._spec = settings.gateway
         self._composed: dict[str, _Composed] = {}
         self._serving = False
         self._ledger: Ledger | None = None
         self._accounts: LiveAccounts | None = None
         self._audit: AccountStore | None = None
+        self._history_store: HistoryStore | None = None
+        self._ledger_store: LedgerStore | None = None
         self._borrowing: frozenset[str] = frozenset()
         """Owners (as `team:search`) that are over a soft budget and may only borrow."""
         self._webhook = None if self._spec.notify is None else Webhook(self._spec.notify, wall=clock.wall)
@@ -168,19 +194,28 @@ class Gateway:
             recorder=Recorders(*(each for each in (self._metrics, self._ledger, self._accounts) if each is not None))
         )
         self._driver.on_unreachable = self._unreachable
+        self._history = History(
+            store=self._history_store,
+            recalls=lambda: self._driver.decisions.recalls,
+        )
+        self._live = Live(pools=self.pools, budgets=self._budgets, history=self._history, wall=clock.wall)
         self._data_port = DataPort(
             driver=self._driver, directory=self._directory, admission=self._accounts, limits=self._spec.limits
         )
+        self._admin_logins = FailedLogins()
         self._admin = AdminServer(
             admin_app(
                 pools=self.pools,
                 metrics=self._metrics,
                 not_ready=self.not_ready,
-                page=status_page(),
+                pages=status_pages(),
                 key=lambda: self._spec.admin.key,
+                status=self._status_api().routes(),
                 instances=InstancesApi(self._keeper, self._instance_changed_by).routes(),
                 accounts=[] if api is None else api.routes(),
                 operator=lambda sha256: None if self._accounts is None else self._accounts.operator(sha256),
+                logins=self._admin_logins,
+                clock=self._driver.clock,
             )
         )
         self._tls: ssl.SSLContext | None = None
@@ -194,7 +229,7 @@ class Gateway:
 
     def pools(self) -> list[PoolStatus]:
         """The state of every pool, in the order of the configuration."""
-        of_the_store = [each.finding() for each in (self._ledger, self._accounts) if each is not None]
+        of_the_store = [each.finding() for each in (self._ledger, self._accounts, self._history) if each is not None]
         return [
             pool_status(
                 composed.keeper.spec,
@@ -224,9 +259,8 @@ class Gateway:
         for warning in self._settings.warnings:
             log.warning("%s", warning)
         self._data_port.descriptors_allow = _connections_that_fit(spec.limits.max_connections)
-        with listening_socket(spec.listen, purpose="the data port") as data_socket:
-            admin_socket = listening_socket(spec.admin.address, purpose="the admin port")
-            self.admin_at = bound_to(admin_socket)
+        with self._data_socket() as data_socket:
+            admin_socket = self._admin_socket()
             # The admin port first: whoever started us can see that we live, and why we are not ready yet.
             self._admin_serves = asyncio.create_task(self._admin.run_on(admin_socket))
             self._metrics.configure(spec)
@@ -239,11 +273,15 @@ class Gateway:
                 await self._accounts.start()
             if self._webhook is not None:
                 self._webhook.start()
+            await self._live.start()
             await asyncio.gather(*(composed.keeper.start() for composed in self._composed.values()))
             if spec.tls is not None:
                 self._tls = server_context(spec.tls)
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup(), tls=self._tls)
         self._serving = True
+        if self._seat is not None:
+            log.info("The worker is ready.")
+            return
         log.info(
             "fairshare %s is ready; its status page is http://%s/",
             version("fairshare"),
@@ -254,6 +292,18 @@ class Gateway:
                 "pools": ",".join(pool.name for pool in spec.pools),
             },
         )
+
+    def _data_socket(self) -> socket.socket:
+        if self._seat is not None:
+            return socket.socket(fileno=self._seat.listening)
+        return listening_socket(self._spec.listen, purpose="the data port")
+
+    def _admin_socket(self) -> socket.socket:
+        if self._seat is not None:
+            return private_socket(self._seat.admin_socket)
+        admin_socket = listening_socket(self._spec.admin.address, purpose="the admin port")
+        self.admin_at = bound_to(admin_socket)
+        return admin_socket
 
     async def drain(self) -> None:
         """Accept nothing more, and let what was accepted finish, up to the limit of the configuration."""
@@ -271,12 +321,15 @@ class Gateway:
         self._serving = False
         await asyncio.gather(*(composed.keeper.stop() for composed in self._composed.values()))
         await self._data_port.close()
+        await self._live.stop()
         if self._webhook is not None:
             await self._webhook.stop()
         if self._accounts is not None:
             await self._accounts.stop()
         if self._ledger is not None:
             await self._ledger.stop()
+        if self._seat is not None:
+            self._seat.last_metrics.write_bytes(self._metrics.exposition())
         self._admin.stop()
         if self._admin_serves is not None:
             await self._admin_serves
@@ -378,6 +431,8 @@ class Gateway:
     def _accounting(self, spec: StoreSpec) -> tuple[Ledger, LiveAccounts, AccountsApi]:
         database = Database(spec.address)
         self._audit = AccountStore(database)
+        self._history_store = HistoryStore(database)
+        self._ledger_store = LedgerStore(database)
         ledger = Ledger(
             database,
             pools=lambda: {name: composed.pool for name, composed in self._composed.items()},
@@ -387,7 +442,7 @@ class Gateway:
         )
         accounts = LiveAccounts(
             AccountStore(database),
-            LedgerStore(database),
+            self._ledger_store,
             ledger,
             configured=identities_of(self._spec.teams),
             wall=clock.wall,
@@ -395,7 +450,40 @@ class Gateway:
             told=self._tell,
         )
         service = Accounts(AccountStore(database), wall=clock.wall, new_secret=lambda: new_key(secrets.token_bytes))
-        return ledger, accounts, AccountsApi(service, LedgerStore(database), clock.wall)
+        return ledger, accounts, AccountsApi(service, self._ledger_store, clock.wall)
+
+    def _status_api(self) -> StatusApi:
+        return StatusApi(
+            StatusParts(
+                live=self._live,
+                history=self._history,
+                explainer=Explainer(
+                    log=self._driver.decisions,
+                    history=self._history,
+                    clock=self._driver.clock,
+                    wall=clock.wall,
+                    written=None if self._ledger_store is None else self._ledger_store.with_id,
+                ),
+                log=self._driver.decisions,
+                directory=self._directory,
+                budgets_of=self._budgets,
+                level_of=self._level,
+                team_of=self._team_of_key,
+                logins=self._admin_logins,
+                clock=self._driver.clock,
+            )
+        )
+
+    def _budgets(self, owners: Sequence[str] | None = None) -> list[BudgetStatus]:
+        return [] if self._accounts is None else self._accounts.budgets(owners)
+
+    def _level(self, pool: str) -> Level | None:
+        composed = self._composed.get(pool)
+        return None if composed is None else composed.spec.level
+
+    def _team_of_key(self, key_id: str) -> str | None:
+        names = None if self._accounts is None else self._accounts.names(key_id)
+        return None if names is None else names.team
 
     def _tell(self, passed: SoftPassed) -> None:
         if self._webhook is not None:

@@ -14,7 +14,7 @@ from fairshare.cli import program
 from fairshare.config import SECTIONS, parse
 from fairshare.core.decisions import HoldOptions
 from fairshare.core.priority import Standing
-from fairshare.dashboard import status_page
+from fairshare.dashboard import status_pages
 from fairshare.gateway.accounts_api import OPERATIONS
 from fairshare.gateway.admin import OPEN_PATHS, admin_app
 from fairshare.gateway.discovery.api import OPERATIONS as INSTANCE_OPERATIONS
@@ -22,9 +22,12 @@ from fairshare.gateway.metrics import METRICS, Metrics
 from fairshare.gateway.options import Limits, Timeouts
 from fairshare.gateway.ports import Counters
 from fairshare.gateway.status import InstanceStatus, PoolStatus, TeamStatus
+from fairshare.gateway.status_api import StatusApi
 from fairshare.wire.endpoints import ENDPOINTS
 from fairshare.wire.headers import FORWARDED_UP, fairshare_lines, upstream_head
 from fairshare.wire.problems import PROBLEMS
+
+NO_PARTS: Any = None
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -237,7 +240,8 @@ def test_the_table_of_the_admin_port_has_every_route_and_no_other() -> None:
         pools=lambda: (),
         metrics=Metrics(lambda: (), lambda: counters),
         not_ready=lambda: None,
-        page=status_page(),
+        pages=status_pages(),
+        status=StatusApi(NO_PARTS).routes(),
         key=lambda: None,
     )
     starlette: Starlette = vars(app)["_app"]

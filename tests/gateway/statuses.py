@@ -31,6 +31,7 @@ def instance_status(id: str, **fields: Any) -> InstanceStatus:
         "running": 0,
         "waiting": 0,
         "kv_usage": 0.0,
+        "preemptions": 0,
         "version": None,
     }
     return InstanceStatus(id=id, **(defaults | fields))

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fairshare.gateway.admin import AdminServer, Page, admin_app
+from fairshare.gateway.admin import AdminServer, Document, Pages, admin_app
 from fairshare.gateway.listening import listening_socket
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import Address
@@ -17,7 +17,10 @@ from fairshare.gateway.ports import Counters
 from fairshare.gateway.status import PoolStatus
 from gateway.statuses import instance_status, pool_status_of, team_status
 
-PAGE = Page(html=b"<!doctype html><title>status</title>", content_security_policy="default-src 'none'")
+PAGES = Pages(
+    documents={"/": Document(b"<!doctype html><title>status</title>", "text/html")},
+    content_security_policy="default-src 'none'",
+)
 KEY = "an-admin-key"
 
 
@@ -35,7 +38,7 @@ def get(
         pools=lambda: pools,
         metrics=Metrics(lambda: pools, Counters),
         not_ready=lambda: not_ready,
-        page=PAGE,
+        pages=PAGES,
         key=lambda: key,
     )
 
@@ -108,8 +111,8 @@ def test_metrics_are_in_the_format_of_prometheus() -> None:
 
 def test_the_status_page_may_load_nothing_from_elsewhere() -> None:
     answer = get("/")
-    assert answer.content == PAGE.html
-    assert answer.headers["content-security-policy"] == PAGE.content_security_policy
+    assert answer.content == PAGES.documents["/"].content
+    assert answer.headers["content-security-policy"] == PAGES.content_security_policy
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["cache-control"] == "no-store"
 
@@ -160,7 +163,7 @@ def test_without_a_key_a_web_page_that_resolves_its_own_name_to_loopback_reads_n
 
 def test_the_server_answers_on_its_socket_and_ends_when_told() -> None:
     app = admin_app(
-        pools=lambda: (), metrics=Metrics(lambda: (), Counters), not_ready=lambda: None, page=PAGE, key=lambda: None
+        pools=lambda: (), metrics=Metrics(lambda: (), Counters), not_ready=lambda: None, pages=PAGES, key=lambda: None
     )
 
     async def run() -> int:

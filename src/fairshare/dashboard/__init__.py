@@ -1,34 +1,46 @@
-"""The status page: one document without anything to build or to load; it reads /api/v1/pools and decides nothing."""
+"""The status page and the page of teams: documents without anything to build or to load from elsewhere.
 
-import base64
-import hashlib
-import re
+They read the admin port's API and decide nothing. `assets/` holds plain ES modules, one style sheet, and uPlot, a small
+library that draws the charts (MIT, its licence beside it).
+"""
+
 from importlib import resources
+from pathlib import PurePosixPath
 
-from fairshare.gateway.admin import Page
+from fairshare.gateway.admin import Document, Pages
+
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+"""Their own scripts and styles, their own server, and nothing else."""
 
 
-def status_page() -> Page:
-    """The page, and a policy that lets it run its own script and style and ask its own server, and nothing else."""
-    html = resources.files("fairshare.dashboard").joinpath("index.html").read_bytes()
-    return Page(
-        html=html,
-        content_security_policy="; ".join(
-            [
-                "default-src 'none'",
-                f"script-src {_hashes(html, b'script')}",
-                f"style-src {_hashes(html, b'style')}",
-                "connect-src 'self'",
-                "img-src data:",
-                "base-uri 'none'",
-                "form-action 'none'",
-                "frame-ancestors 'none'",
-            ]
-        ),
-    )
+def status_pages() -> Pages:
+    """Every document, and a policy that lets them load one another and nothing else."""
+    folder = resources.files("fairshare.dashboard")
+    documents = {"/": _document("index.html"), "/team": _document("team.html")}
+    for asset in folder.joinpath("assets").iterdir():
+        documents[f"/assets/{asset.name}"] = _document(f"assets/{asset.name}")
+    return Pages(documents=documents, content_security_policy=CONTENT_SECURITY_POLICY)
 
 
-def _hashes(html: bytes, element: bytes) -> str:
-    """What a content security policy calls the inline elements of this kind."""
-    contents = re.findall(rb"<%b>(.*?)</%b>" % (element, element), html, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(each).digest()).decode()}'" for each in contents)
+def _document(name: str) -> Document:
+    content = resources.files("fairshare.dashboard").joinpath(name).read_bytes()
+    return Document(content, MEDIA_TYPES[PurePosixPath(name).suffix])

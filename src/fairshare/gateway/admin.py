@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 
 import msgspec
 import uvicorn
@@ -24,10 +25,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairshare.accounts.rights import Actor
+from fairshare.clock import Clock, monotonic
 from fairshare.gateway.accounts_api import ACTOR
+from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import CONTENT_TYPE, Metrics
 from fairshare.gateway.status import PoolStatus
-from fairshare.wire.problems import INVALID_API_KEY, METHOD_NOT_ALLOWED, NOT_FOUND, openai_error
+from fairshare.gateway.status_api import OPERATOR_PATHS, TEAM_PATHS
+from fairshare.wire.problems import (
+    INVALID_API_KEY,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    TOO_MANY_FAILED_LOGINS,
+    openai_error,
+)
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What an orchestrator asks without a key."""
@@ -36,10 +46,19 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A document that a browser gets, and what it may do there."""
+class Document:
+    """What a browser gets."""
 
-    html: bytes
+    content: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The documents that browsers get, and what they may do there."""
+
+    documents: Mapping[str, Document]
+    """By path. All but `/` hold nothing worth a key: they are the same everywhere."""
     content_security_policy: str
 
 
@@ -48,11 +67,14 @@ def admin_app(
     pools: Callable[[], Sequence[PoolStatus]],
     metrics: Metrics,
     not_ready: Callable[[], str | None],
-    page: Page,
+    pages: Pages,
     key: Callable[[], str | None],
+    status: Sequence[Route] = (),
     instances: Sequence[Route] = (),
     accounts: Sequence[Route] = (),
     operator: Callable[[bytes], Actor | None] = lambda _: None,
+    logins: FailedLogins | None = None,
+    clock: Clock = monotonic,
 ) -> ASGIApp:
     """The admin application.
 
@@ -60,11 +82,14 @@ def admin_app(
         pools: the state of the pools, now.
         metrics: what /metrics shows.
         not_ready: why the gateway should get no traffic now; None: it should.
-        page: the status page.
+        pages: the status page, the page of teams, and what both load.
         key: the admin key in force; None: none is configured, and the port listens on loopback only.
+        status: the routes that the pages ask (`fairshare.gateway.status_api`).
         instances: the routes of the pools' instances.
         accounts: the routes of the accounts.
         operator: who has a role by the SHA-256 of what they show; they reach the accounts and the pools' instances.
+        logins: bounds wrong keys, together with those of teams; None: with bounds of its own.
+        clock: what those bounds are on.
     """
     encoder = msgspec.json.Encoder()
 
@@ -83,13 +108,17 @@ def admin_app(
     async def pool_states(_: Request) -> Response:
         return _json(encoder.encode(pools()))
 
-    async def status_page(_: Request) -> Response:
-        return Response(
-            page.html,
-            media_type="text/html",
-            headers=_HEADERS
-            | {"Content-Security-Policy": page.content_security_policy, "Referrer-Policy": "no-referrer"},
-        )
+    page_headers = _HEADERS | {
+        "Content-Security-Policy": pages.content_security_policy,
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
+
+    async def document(request: Request) -> Response:
+        wanted = pages.documents.get(request.url.path)
+        if wanted is None:
+            raise HTTPException(404)
+        return Response(wanted.content, media_type=wanted.media_type, headers=page_headers)
 
     async def answer_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -98,7 +127,7 @@ def admin_app(
             problem, message = METHOD_NOT_ALLOWED, f"{request.method} is not possible here; use {allowed}."
         else:
             problem = NOT_FOUND
-            message = "There is nothing here; see /, /api/v1/pools, /metrics, /healthz and /readyz."
+            message = "There is nothing here; see /, /team, /api/v1/pools, /metrics, /healthz and /readyz."
         return _json(openai_error(problem, message), status=error.status_code, headers=error.headers)
 
     # Handlers are coroutines, so that Starlette runs them on the loop's thread, where the pools' queues live.
@@ -108,13 +137,17 @@ def admin_app(
             Route("/readyz", readyz),
             Route("/metrics", scrape),
             Route("/api/v1/pools", pool_states),
+            *status,
             *instances,
             *accounts,
-            Route("/", status_page),
+            Route("/", document),
+            Route("/team", document),
+            Route("/assets/{name}", document),
         ],
         exception_handlers={404: answer_error, 405: answer_error},
     )
-    return _Guard(app, key, operator, bool(accounts))
+    open_documents = frozenset(pages.documents) - {"/"}
+    return _Guard(app, key, operator, bool(accounts), open_documents, logins or FailedLogins(), clock)
 
 
 def _json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -130,11 +163,17 @@ class _Guard:
         key: Callable[[], str | None],
         operator: Callable[[bytes], Actor | None],
         has_accounts: bool,
+        open_documents: frozenset[str],
+        logins: FailedLogins,
+        clock: Clock,
     ) -> None:
         self._app = app
         self._key = key
         self._operator = operator
         self._has_accounts = has_accounts
+        self._without_admin_key = open_documents | set(TEAM_PATHS)
+        self._logins = logins
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -146,11 +185,11 @@ class _Guard:
         if actor is not None and self._has_accounts and _is_of_accounts(scope["path"]):
             await self._app({**scope, ACTOR: actor}, receive, send)
             return
-        refusal = self._refusal(headers)
+        refusal = self._refusal(headers, scope)
         scope = {**scope, ACTOR: Actor(name="local" if self._key() is None else "admin key")}
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
-    def _refusal(self, headers: Mapping[bytes, bytes]) -> Response | None:
+    def _refusal(self, headers: Mapping[bytes, bytes], scope: Scope) -> Response | None:
         key = self._key()
         if key is None:
             # Without a key the port listens on loopback only. A web page that has its own name resolve to 127.0.0.1
@@ -159,12 +198,27 @@ class _Guard:
                 return None
             message = "Without an admin key, this port answers to localhost and to IP addresses only."
             return _json(openai_error(INVALID_API_KEY, message), status=INVALID_API_KEY.status)
+        if scope["path"] in self._without_admin_key:
+            return None  # what needs a key there asks for a team's
         given = _presented_key(headers.get(b"authorization", b""))
         # Hashes, so that neither the length nor a prefix of the key shows in the time.
         if given is not None and hmac.compare_digest(
             hashlib.sha256(given).digest(), hashlib.sha256(key.encode()).digest()
         ):
             return None
+        if given is not None:
+            address = scope["client"][0] if scope.get("client") else ""
+            wait_seconds = self._logins.failed(address, self._clock())
+            if wait_seconds is not None:
+                message = (
+                    "Too many requests with keys that are not valid came from your address. Try a good key, or again "
+                    f"in {ceil(wait_seconds)} s."
+                )
+                return _json(
+                    openai_error(TOO_MANY_FAILED_LOGINS, message),
+                    status=TOO_MANY_FAILED_LOGINS.status,
+                    headers={"Retry-After": str(ceil(wait_seconds))},
+                )
         return _json(
             openai_error(
                 INVALID_API_KEY,
@@ -175,8 +229,11 @@ class _Guard:
         )
 
 
+_NOT_OF_ACCOUNTS = frozenset({"/api/v1/pools", *OPERATOR_PATHS, *TEAM_PATHS})
+
+
 def _is_of_accounts(path: str) -> bool:
-    return path.startswith("/api/v1/") and path != "/api/v1/pools"
+    return path.startswith("/api/v1/") and path not in _NOT_OF_ACCOUNTS
 
 
 def _presented_key(authorization: bytes) -> bytes | None:

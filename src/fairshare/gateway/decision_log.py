@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from fairshare.clock import Clock
 from fairshare.core.decisions import Held, Recall, Refused, Request, Send
@@ -125,6 +125,8 @@ Entry = SentEntry | HeldEntry | RecalledEntry | RefusedEntry
 
 _KINDS: tuple[Callable[..., Entry], ...] = (SentEntry, HeldEntry, RecalledEntry, RefusedEntry)
 _SENT, _HELD, _RECALLED, _REFUSED = range(4)
+_AT, _ID, _KEY, _TEAM, _POOL, _HOME = range(1, 7)
+_STANDING = 9
 
 
 class DecisionLog:
@@ -133,7 +135,7 @@ class DecisionLog:
     def __init__(self, clock: Clock, *, most_requests: int = MOST_REQUESTS) -> None:
         self._clock = clock
         """The pools' clock."""
-        self._decisions: deque[tuple[object, ...]] = deque(maxlen=DECISIONS_PER_REQUEST * most_requests)
+        self._decisions: deque[tuple[Any, ...]] = deque(maxlen=DECISIONS_PER_REQUEST * most_requests)
         self._records: deque[RequestRecord] = deque(maxlen=most_requests)
         self._recalls: dict[tuple[str, str], int] = {}
 
@@ -236,16 +238,32 @@ class DecisionLog:
         """The last one with this id."""
         return next((record for record in reversed(self._records) if record.id == request_id and wanted(record)), None)
 
-    def decisions(self, *, since: float) -> Iterator[Entry]:
-        """Every decision since then (pools' clock), the last one first."""
+    def sent_between(self, pool: str, since: float, until: float) -> dict[tuple[str, Standing], int]:
+        """How many requests of each team went to engines of a pool after `since` and before `until` (pools' clock)."""
+        counts: dict[tuple[str, Standing], int] = {}
+        for decision in self._back_to(since):
+            if decision[0] == _SENT and decision[_POOL] == pool and decision[_AT] < until:
+                who = (decision[_TEAM], decision[_STANDING])
+                counts[who] = counts.get(who, 0) + 1
+        return counts
+
+    def of_team(self, team: str, home: str, *, since: float) -> list[Entry]:
+        """What was decided about a team's requests in a pool since then (pools' clock), the last first."""
+        return [
+            _entry(decision)
+            for decision in self._back_to(since)
+            if decision[_TEAM] == team and decision[_HOME if decision[0] == _SENT else _POOL] == home
+        ]
+
+    def _back_to(self, since: float) -> Iterator[tuple[Any, ...]]:
         for decision in reversed(self._decisions):
-            if decision[1] < since:  # pyright: ignore[reportOperatorIssue]
+            if decision[_AT] < since:
                 return
-            yield _entry(decision)
+            yield decision
 
     def of_request(self, request_id: str, wanted: Callable[[Entry], bool] = lambda _: True) -> list[Entry]:
         """What was decided about a request, in order."""
-        found = [_entry(decision) for decision in self._decisions if decision[2] == request_id]
+        found = [_entry(decision) for decision in self._decisions if decision[_ID] == request_id]
         return [entry for entry in found if wanted(entry)]
 
     @property
@@ -254,6 +272,6 @@ class DecisionLog:
         return _entry(self._decisions[0]).at if self._decisions else self._clock()
 
 
-def _entry(decision: tuple[object, ...]) -> Entry:
-    kind, *fields = decision
-    return _KINDS[kind](*fields)  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
+def _entry(decision: tuple[Any, ...]) -> Entry:
+    kind: int = decision[0]
+    return _KINDS[kind](*decision[1:])

@@ -409,6 +409,7 @@ class InstanceSupervisor:
                 running=watched.load.running if watched.load is not None else None,
                 waiting=watched.load.waiting if watched.load is not None else None,
                 kv_usage=watched.load.kv_usage if watched.load is not None else None,
+                preemptions=watched.load.preemptions_total if watched.load is not None else None,
                 version=watched.facts.version if watched.facts is not None else None,
                 leaving=instance_id in self._leaving,
             )

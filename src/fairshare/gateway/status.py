@@ -56,6 +56,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     kv_usage: float | None
     """0 to 1."""
+    preemptions: int | None
+    """Requests that the engine has evicted since it started, because its KV cache was full."""
     version: str | None
     leaving: bool = False
     """It no longer belongs to the pool and finishes what it runs."""
@@ -144,6 +146,7 @@ class InstanceReport:
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
+    preemptions: int | None = None
     version: str | None = None
     leaving: bool = False
 
@@ -236,6 +239,7 @@ def _instances(reports: Iterable[InstanceReport], stats: Iterable[InstanceStat])
                 running=report.running,
                 waiting=report.waiting,
                 kv_usage=report.kv_usage,
+                preemptions=report.preemptions,
                 version=report.version,
                 leaving=report.leaving,
             )

@@ -179,6 +179,16 @@ class LedgerStore:
         async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
             return sum([float((await connection.scalar(each)) or 0.0) for each in (rows, rolled)])
 
+    async def with_id(self, request_id: str) -> list[LedgerRow]:
+        """The last ten requests with an id (clients may use theirs again), the last one first.
+
+        There is no index on it, which would cost every request: this reads back through time until it has them.
+        Raises `StoreUnavailable`.
+        """
+        last_first = select(*ledger.c).where(ledger.c.request_id == request_id).order_by(ledger.c.ended_at.desc())
+        async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
+            return [LedgerRow(*row) for row in await connection.execute(last_first.limit(10))]
+
     async def sums(
         self,
         *,
