@@ -110,6 +110,9 @@ class RefusalReason(StrEnum):
     NO_INSTANCE = "no_instance"
     """No instance of the pool accepts requests."""
 
+    NO_OWNER = "no_owner"
+    """No replica has owned the pool for longer than replicas may go on alone."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Send:
@@ -242,6 +245,12 @@ class DispatchQueue(Protocol):
 
     def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
         """A dispatched request could not reach its instance: move its grant to another. None: there is no other."""
+        ...
+
+    def adopted(
+        self, request: Request, *, instance_id: str, priority: int | None, standing: Standing, began: bool
+    ) -> list[Decision]:
+        """Count a request that runs at an engine already, with what was decided elsewhere (another owner, or none)."""
         ...
 
     def capacity_changed(self) -> list[Decision]:

@@ -18,6 +18,7 @@ from fairshare.core.decisions import (
 )
 from fairshare.core.hold import HoldQueue, SendKind
 from fairshare.core.pool import Pool
+from fairshare.core.priority import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +114,17 @@ class ObserveQueue:
     def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
         """Move a dispatched request's grant to another instance."""
         return self._through.reassigned(request_id, excluding)
+
+    def adopted(
+        self, request: Request, *, instance_id: str, priority: int | None, standing: Standing, began: bool
+    ) -> list[Decision]:
+        """Count a request that runs already, here and in the shadow."""
+        self._watch(
+            self._shadow.adopted(request, instance_id=instance_id, priority=priority, standing=standing, began=began)
+        )
+        return self._through.adopted(
+            request, instance_id=instance_id, priority=priority, standing=standing, began=began
+        )
 
     def capacity_changed(self) -> list[Decision]:
         """The pool's C, shares, half-life or usage changed; the shadow follows."""

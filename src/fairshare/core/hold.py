@@ -451,7 +451,7 @@ class HoldQueue:
         queue._end(entry, consumed_cost_units, now if queue is self else queue._pool.begin(), recalled=False)
         del self._entries[request_id]
         # The short way when nobody waits: bring up to date the one team that changed.
-        if queue is self and not self._held and len(self._changed) == 1 and not self._guests_wait():
+        if queue is self and not self._held and len(self._changed) == 1 and not (self._guests and self._guests_wait()):
             team = entry.team
             if self._is_simple(team):
                 self._changed.clear()
@@ -496,16 +496,45 @@ class HoldQueue:
             return None
         queue, request = entry.queue, entry.request
         excluding |= {entry.instance_id}
-        instance_id = queue._instances.with_room(request.team, request.preferred_instances, excluding)
-        if instance_id is None:
-            emptiest = queue._instances.emptiest_by_seats(excluding)
-            if emptiest is None:
-                return None
-            instance_id = emptiest.id
-        queue._instances.take_off(entry.instance_id, request.team, request.slots)
-        queue._instances.place(instance_id, request.team, request.slots)
-        entry.instance_id = instance_id
-        return instance_id
+        instances = queue._instances
+        other = instances.with_room(request.team, request.preferred_instances, excluding)
+        if other is None and (other := instances.emptiest_by_seats(excluding)) is None:
+            return None
+        instances.take_off(entry.instance_id, request.team, request.slots)
+        instances.place(other.id, request.team, request.slots)
+        entry.instance_id = other.id
+        return other.id
+
+    def adopted(
+        self, request: Request, *, instance_id: str, priority: int | None, standing: Standing, began: bool
+    ) -> list[Decision]:
+        """Count a request that runs already. It keeps its standing, and uses no turn and no tag of this queue.
+
+        Raises:
+            ValueError: a request with this id is not finished.
+        """
+        if request.id in self._entries:
+            raise ValueError(f"request {request.id!r} was submitted already and is not finished")
+        now = self._pool.begin()
+        decisions: list[Decision] = self._due(now) if now >= self._due_at else []
+        team = self._teams.get(request.team) or self._team(request.team)
+        entry = self._entries[request.id] = _Entry(request, self, self._next_sequence, now)
+        self._next_sequence += 1
+        entry.weight = 0.0
+        borrowing = standing is Standing.BORROWING
+        grant = self._pool.record(
+            team.name,
+            now=now,
+            priority=0 if priority is None else priority,
+            borrowing=borrowing,
+            slots=request.slots,
+            estimated_tokens=request.estimated_tokens,
+        )
+        self._sent(team, entry, SendKind.BORROWER if borrowing else SendKind.OWNER, instance_id, grant, now)
+        if began:
+            entry.began = True
+            team.recallable.pop(request.id, None)
+        return decisions + self._pump(now)
 
     def capacity_changed(self) -> list[Decision]:
         """The pool's C, shares or half-life changed."""
@@ -547,7 +576,7 @@ class HoldQueue:
         if self._held:
             entry = next(iter(self._held.values()))
             deadlines.append(entry.held_since + self._options.longest_wait_seconds)
-        if self._pool.phantom_slots and (self._held or self._guests_wait()):
+        if self._pool.phantom_slots and (self._held or (self._guests and self._guests_wait())):
             phantom_end = self._pool.next_phantom_end()
             if phantom_end is not None:
                 deadlines.append(phantom_end)
@@ -938,8 +967,13 @@ class HoldQueue:
     ) -> None:
         """Count a request as running here; `team` is this queue's record, the request may be a guest's."""
         request = entry.request
-        entry.queue, entry.team, entry.kind, entry.grant = self, team, kind, grant
-        entry.instance_id, entry.sent_at, entry.began = instance_id, now, False
+        entry.queue = self
+        entry.team = team
+        entry.kind = kind
+        entry.grant = grant
+        entry.instance_id = instance_id
+        entry.sent_at = now
+        entry.began = False
         self._instances.place(instance_id, request.team, request.slots)
         if not team.state.share:
             self._renew_state(team)
@@ -951,19 +985,22 @@ class HoldQueue:
         request, instances = entry.request, self._instances
         if request.state_instance is not None and instances.accepts(request.state_instance):
             return request.state_instance
-        instance_id = instances.with_room(request.team, request.preferred_instances)
+        roomy = instances.with_room(request.team, request.preferred_instances)
         # Below C no owner waits for a seat; and a wide request that passes its team's own slots recalls nobody.
         if kind is SendKind.BORROWER or kind is SendKind.WIDE:
-            return instance_id or self._emptiest().id
+            return (roomy or self._emptiest()).id
         needed_seats = request.slots if kind is SendKind.OWNER else 1
-        if instance_id is not None and instances.free_seats(instance_id) >= needed_seats:
-            return instance_id
+        if roomy is not None and roomy.seats - roomy.taken_slots >= needed_seats:
+            return roomy.id
         emptiest = self._emptiest()
         if not self._options.recall or emptiest.seats - emptiest.taken_slots >= needed_seats:
             return emptiest.id
-        if entry.recalled and entry.held_since == now:
-            return instance_id or emptiest.id  # taken back in this event, to a turn of its team: no chain of recalls
-        return self._recall_for(request, needed_seats, now, decisions) or instance_id or emptiest.id
+        # Taken back in this event, to a turn of its team: no chain of recalls.
+        if not (entry.recalled and entry.held_since == now):
+            instance_id = self._recall_for(request, needed_seats, now, decisions)
+            if instance_id is not None:
+                return instance_id
+        return (roomy or emptiest).id
 
     def _emptiest(self) -> InstanceLoad:
         emptiest = self._instances.emptiest_by_seats()
@@ -1099,7 +1136,7 @@ class HoldQueue:
         self._unhold(team, entry, now)
         team.sent += 1
         entry.weight = 0.0
-        instance_id = fallback._instances.with_room(request.team, ()) or fallback._emptiest().id
+        instance_id = (fallback._instances.with_room(request.team, ()) or fallback._emptiest()).id
         fallback._sent(fallback._team(request.team), entry, SendKind.BORROWER, instance_id, grant, there)
         fallback._refresh_changed(there, decisions)
         decisions.append(

@@ -195,7 +195,9 @@ class InstanceTable:
         else:
             self._forget_if_empty(load)
 
-    def with_room(self, team: str, preferred: Sequence[str], excluding: frozenset[str] = frozenset()) -> str | None:
+    def with_room(
+        self, team: str, preferred: Sequence[str], excluding: frozenset[str] = frozenset()
+    ) -> InstanceLoad | None:
         """An instance with room: the one of which the team holds the smallest part; near equals: prefix, then load.
 
         Near equal is what differs by at most one slot of the instance's part, and for an instance that likely holds
@@ -204,24 +206,26 @@ class InstanceTable:
         candidates = self.accepting
         if len(candidates) > CANDIDATES:
             candidates = self._emptiest_with_room(excluding)
+        elif excluding:
+            candidates = [load for load in candidates if load.id not in excluding]
         best: InstanceLoad | None = None
-        smallest = inf
+        smallest = emptiest = inf
         for load in candidates:
             taken_slots, part_slots = load.taken_slots, load.part_slots
-            if taken_slots < part_slots and load.id not in excluding:
+            if taken_slots < part_slots:
                 part = load.slots_by_team.get(team, 0) / part_slots
                 # Of equal parts the emptiest wins, of equally empty ones the first.
-                if best is None or part < smallest or (part == smallest and taken_slots / part_slots < best.room_load):
-                    best, smallest = load, part
-        if best is None:
-            return None
+                if part < smallest or (part == smallest and taken_slots / part_slots < emptiest):
+                    best, smallest, emptiest = load, part, taken_slots / part_slots
+        if best is None or not preferred:
+            return best
         for instance_id in preferred:
             load = self._loads.get(instance_id)
             if load is None or not load.accepting or load.taken_slots >= load.part_slots or instance_id in excluding:
                 continue
             if load.part_of(team) <= smallest + max(PREFIX_SLACK, 1 / load.part_slots):
-                return instance_id
-        return best.id
+                return load
+        return best
 
     def emptiest_by_seats(self, excluding: frozenset[str] = frozenset()) -> InstanceLoad | None:
         """The accepting instance with the smallest part of its seats taken; None: no instance accepts requests."""
@@ -231,6 +235,12 @@ class InstanceTable:
         self._restore_orders()
         name = self._by_seat.peek()
         return None if name is None else self._loads[name]
+
+    def expect(self, instance_id: str) -> None:
+        """Something runs there: if the instance is not known, it is one that has left already."""
+        if instance_id not in self._loads:
+            self.changed(Instance(id=instance_id, part_slots=0, accepting=False))
+            self.removed_when_empty(instance_id)
 
     def accepts(self, instance_id: str) -> bool:
         """Whether the instance is known and accepts requests."""

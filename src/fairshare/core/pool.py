@@ -412,7 +412,8 @@ class Pool:
             now = self._advance()
             state = self._state(team)
             state.scaled_usage = self._scale.scaled(countable_cost_units(usage), now)
-            self._mark_stale(state)
+            if not state.key_is_stale:
+                self._mark_stale(state)
             self._changed(state)
 
     def add_phantoms(self, team: str, n: int, until: float) -> None:
@@ -515,11 +516,13 @@ class Pool:
 
     def begin(self) -> float:
         """Read the clock, once for a whole event, and let what is due happen; returns now (never less than before)."""
+        now = self._clock()
+        # Nothing is due, so nothing needs the lock: a thread that is overtaken here sets the time back by that moment,
+        # and whatever depends on the time reads the clock itself.
+        if self._now < now < self._next_due_at:
+            self._now = now
+            return now
         with self._lock:
-            now = self._clock()
-            if self._now < now < self._next_due_at:  # `_advance`, without the call, when nothing is due
-                self._now = now
-                return now
             return self._advance_to(now)
 
     def state(self, team: str) -> TeamState:
@@ -555,7 +558,8 @@ class Pool:
                 grant._provisional = scaled = scale.scaled(provisional_cost_units, now)
                 grant._shift = scale.shift_half_lives
                 state.scaled_provisional = min(state.scaled_provisional + scaled, float_info.max)
-                self._mark_stale(state)
+                if not state.key_is_stale:
+                    self._mark_stale(state)
             return grant
 
     def settle(self, grant: Grant, consumed: float, *, now: float) -> None:
@@ -680,27 +684,24 @@ class Pool:
         if grant.borrowing:
             state.borrowing_slots -= slots
         self.live_slots -= slots
-        if state.scaled_provisional:
-            self._take_back_provisional(state, grant)
+        if provisional := state.scaled_provisional:
+            if state.in_flight_slots:
+                scaled, moved_half_lives = grant._provisional, self._scale.shift_half_lives - grant._shift
+                left = provisional - (scaled * 2.0**-moved_half_lives if moved_half_lives else scaled)
+                state.scaled_provisional = left if left > 0.0 else 0.0
+            else:
+                state.scaled_provisional = 0.0  # what rounding would leave of a sum of nothing
+            if not state.key_is_stale:
+                self._mark_stale(state)
         if 0.0 < consumed < inf:  # as `countable_cost_units` says
             self._add_usage(state, consumed, now)
         self._changed(state)
 
-    def _take_back_provisional(self, state: TeamState, grant: Grant) -> None:
-        if state.in_flight_slots:
-            scaled, moved_half_lives = grant._provisional, self._scale.shift_half_lives - grant._shift
-            if moved_half_lives:
-                scaled *= 2.0**-moved_half_lives
-            left = state.scaled_provisional - scaled
-            state.scaled_provisional = left if left > 0.0 else 0.0
-        else:
-            state.scaled_provisional = 0.0  # what rounding would leave of a sum of nothing
-        self._mark_stale(state)
-
     def _add_usage(self, state: TeamState, cost_units: float, now: float) -> None:
         scaled = state.scaled_usage + self._scale.scaled(cost_units, now)
         state.scaled_usage = scaled if scaled < inf else float_info.max
-        self._mark_stale(state)
+        if not state.key_is_stale:
+            self._mark_stale(state)
 
     def _remove_phantom_slots(self, state: TeamState, slots: int) -> None:
         state.phantom_slots -= slots
@@ -777,7 +778,8 @@ class Pool:
         return self._ladder.rank(state.key)
 
     def _mark_stale(self, state: TeamState) -> None:
-        if state.listed and not state.key_is_stale:
+        """The ladder has an old level of a team that was not stale yet."""
+        if state.listed:
             state.key_is_stale = True
             self._stale.append(state)
 
