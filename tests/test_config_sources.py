@@ -83,7 +83,7 @@ def test_a_pool_with_sources_needs_the_capacity_of_one_instance() -> None:
 def test_a_file_that_cannot_be_used_now_is_a_warning_because_it_may_change_before_the_start(tmp_path: Path) -> None:
     listed = tmp_path / "engines.yaml"
     (warning,) = [each for each in read(f"{{file: {listed}}}").warnings if "file" in each]
-    assert f"{listed} cannot be read now (No such file or directory)" in warning
+    assert f"{listed} cannot be read now (no such file or directory)" in warning
     listed.write_text("- ftp://one")
     (warning,) = [each for each in read(f"{{file: {listed}}}").warnings if "file" in each]
     assert "no instance comes from it yet" in warning
