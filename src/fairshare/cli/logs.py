@@ -7,7 +7,7 @@ configured names, ids and numbers.
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -34,9 +34,11 @@ class LogLevel(StrEnum):
 class LineFormatter(logging.Formatter):
     """Makes each event one line, whatever is in it."""
 
-    def __init__(self, log_format: LogFormat) -> None:
+    def __init__(self, log_format: LogFormat, of_every_line: Mapping[str, Any] | None = None) -> None:
+        """`of_every_line`: fields that every line has."""
         super().__init__()
         self._log_format = log_format
+        self._of_every_line = dict(of_every_line or {})
 
     def format(self, record: logging.LogRecord) -> str:
         fields = dict(self._fields(record))
@@ -49,6 +51,7 @@ class LineFormatter(logging.Formatter):
         yield "time", at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield "level", record.levelname.lower()
         yield "logger", record.name
+        yield from self._of_every_line.items()
         yield "message", record.getMessage()
         for name, value in vars(record).items():
             if name not in _OF_EVERY_RECORD:
@@ -65,10 +68,10 @@ def _plain(value: Any) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def configure(log_format: LogFormat, level: LogLevel) -> None:
-    """Send every log line of the process to standard error."""
+def configure(log_format: LogFormat, level: LogLevel, of_every_line: Mapping[str, Any] | None = None) -> None:
+    """Send every log line of the process to standard error. `of_every_line`: fields that every line has."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(log_format))
+    handler.setFormatter(LineFormatter(log_format, of_every_line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Its "Started server process" and the like say nothing that ours do not say better.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))

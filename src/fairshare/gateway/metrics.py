@@ -145,6 +145,13 @@ LEDGER_WRITTEN = MetricSpec("fairshare_ledger_written_total", "counter", (), "Re
 LEDGER_DROPPED = MetricSpec(
     "fairshare_ledger_dropped_total", "counter", (), "Records that were lost because the store was away for too long."
 )
+WORKERS = MetricSpec("fairshare_workers", "gauge", (), "Workers of this machine that serve (`serve --workers`).")
+WORKER_DEATHS = MetricSpec(
+    "fairshare_worker_deaths_total", "counter", (), "Workers of this machine that ended without being told to."
+)
+
+MACHINE_METRICS = (WORKERS, WORKER_DEATHS)
+"""Those that only the parent of several workers shows."""
 
 METRICS: tuple[MetricSpec, ...] = (
     REQUESTS,
@@ -172,6 +179,7 @@ METRICS: tuple[MetricSpec, ...] = (
     LEDGER_PENDING,
     LEDGER_WRITTEN,
     LEDGER_DROPPED,
+    *MACHINE_METRICS,
 )
 """Every metric, for the scrape, the reference page and its test."""
 
