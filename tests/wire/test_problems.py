@@ -35,6 +35,7 @@ CONTRACT = {
     "queue_full": 429,
     "held_too_long": 503,
     "no_instance": 503,
+    "no_owner": 503,
     "upstream_unreachable": 502,
     "upstream_timeout": 504,
     "invalid_request": 400,
@@ -137,6 +138,7 @@ def test_an_error_inside_a_stream_begins_on_a_line_of_its_own() -> None:
         (RefusalReason.HELD_BYTES_FULL, "queue_full"),
         (RefusalReason.HELD_TOO_LONG, "held_too_long"),
         (RefusalReason.NO_INSTANCE, "no_instance"),
+        (RefusalReason.NO_OWNER, "no_owner"),
     ],
 )
 def test_every_refusal_of_a_queue_has_a_code_and_a_message_with_its_numbers(reason: RefusalReason, code: str) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from fairshare.core.decisions import (
     BorrowOrder,
@@ -115,10 +116,13 @@ class _Entry:
         "sent_at",
         "sequence",
         "team",
+        "too_late_at",
         "waited_seconds",
         "weight",
     )
 
+    too_late_at: float
+    """When it will have waited too long, if it is held."""
     # What it is while it is dispatched, set when it is sent.
     team: "_TeamQueue"
     """The record of its team in `queue`."""
@@ -142,6 +146,7 @@ class _Entry:
         self.sequence = sequence
         self.held_since = now
         self.waited_seconds = 0.0
+        """How long it was held before `held_since`: it was taken back."""
         self.recalled = False
 
 
@@ -309,7 +314,7 @@ class _TeamQueue:
 
     def oldest_sequence(self) -> int:
         """Sequence number of its oldest held request."""
-        return min(next(iter(line.entries)) for line in self.lines if line.entries)
+        return min([next(iter(line.entries)) for line in self.lines if line.entries])
 
 
 class HoldQueue:
@@ -331,13 +336,16 @@ class HoldQueue:
         self._is_weighted = options.borrow_order is BorrowOrder.WEIGHTED
         self._instances = InstanceTable(instances)
         self._fallback = fallback
-        self._guests: list[HoldQueue] = []
+        self._guests: tuple[ref[HoldQueue], ...] = ()
+        """The queues that fall back on this one. One that a reload replaced is gone when its last request has ended."""
         if fallback is not None:
-            fallback._guests.append(self)
+            fallback._guests = (*map(ref, fallback._live_guests()), ref(self))
         self._teams: dict[str, _TeamQueue] = {}
         self._entries: dict[str, _Entry] = {}
         self._held: OrderedDict[str, _Entry] = OrderedDict()
-        """Held requests by the time since when they are held: the first is the next to wait too long."""
+        """Held requests by the time since when they are held."""
+        self._held_again: KeyedHeap[float] = KeyedHeap()
+        """Those of them that were taken back, by the time at which they will have waited too long in all."""
         self._held_bytes = 0
         self._next_sequence = 0
         self._changed = pool.watch()
@@ -530,6 +538,7 @@ class HoldQueue:
             slots=request.slots,
             estimated_tokens=request.estimated_tokens,
         )
+        self._instances.expect(instance_id)
         self._sent(team, entry, SendKind.BORROWER if borrowing else SendKind.OWNER, instance_id, grant, now)
         if began:
             entry.began = True
@@ -572,23 +581,22 @@ class HoldQueue:
         wide_due = self._wide_due.priorities
         if not (self._held or self._guests or self._abort_ends or wide_due or self._turn_debt_slot_seconds):
             return None  # the most common answer, asked for at every event
-        deadlines: list[float] = []
+        deadline = math.inf
         if self._held:
-            entry = next(iter(self._held.values()))
-            deadlines.append(entry.held_since + self._options.longest_wait_seconds)
-        if self._pool.phantom_slots and (self._held or (self._guests and self._guests_wait())):
+            deadline = self._next_too_late().too_late_at
+        if self._pool.phantom_slots and (self._held or self._guests_wait()):
             phantom_end = self._pool.next_phantom_end()
-            if phantom_end is not None:
-                deadlines.append(phantom_end)
-        if self._abort_ends:
-            deadlines.append(self._abort_ends[0][0])
-        if wide_due and (due := self._wide_due.first_priority()) is not None:
-            deadlines.append(due)
-        spare_slots = self._turn_slots - self._turn_held_slots
-        turn_waits = self._turn_debt_slot_seconds and self._turn_waiters.priorities and self._instances.accepting
-        if turn_waits and spare_slots > 0:
-            deadlines.append(self._turn_debt_at + self._turn_debt_slot_seconds / spare_slots)
-        return min(deadlines, default=None)
+            if phantom_end is not None and phantom_end < deadline:
+                deadline = phantom_end
+        if self._abort_ends and self._abort_ends[0][0] < deadline:
+            deadline = self._abort_ends[0][0]
+        if wide_due and (due := self._wide_due.first_priority()) is not None and due < deadline:
+            deadline = due
+        if self._turn_debt_slot_seconds and self._turn_waiters.priorities and self._instances.accepting:
+            spare_slots = self._turn_slots - self._turn_held_slots
+            if spare_slots > 0:
+                deadline = min(deadline, self._turn_debt_at + self._turn_debt_slot_seconds / spare_slots)
+        return deadline if deadline < math.inf else None
 
     def snapshot(self) -> QueueStat:
         """What is held and where things run, now. O(teams + instances)."""
@@ -681,7 +689,10 @@ class HoldQueue:
 
     def _guests_wait(self) -> bool:
         """Whether a queue that falls back on this one has something to do."""
-        return any(guest._held or guest._changed for guest in self._guests)
+        return any(guest._held or guest._changed for guest in self._live_guests())
+
+    def _live_guests(self) -> "list[HoldQueue]":
+        return [guest for known in self._guests if (guest := known()) is not None]
 
     def _hold(self, team: _TeamQueue, entry: _Entry, now: float) -> None:
         entry.queue = None
@@ -693,7 +704,11 @@ class HoldQueue:
         team.held_slots += entry.request.slots
         team.held_bytes += entry.request.body_bytes
         self._held[entry.request.id] = entry
-        self._due_at = min(self._due_at, now + self._options.longest_wait_seconds)
+        entry.too_late_at = now + self._options.longest_wait_seconds - entry.waited_seconds
+        if entry.recalled:
+            self._held_again.set(entry.request.id, entry.too_late_at)
+        if entry.too_late_at < self._due_at:
+            self._due_at = entry.too_late_at
         self._held_bytes += entry.request.body_bytes
         self._changed.add(team.name)
 
@@ -703,6 +718,8 @@ class HoldQueue:
         team.held_slots -= entry.request.slots
         team.held_bytes -= entry.request.body_bytes
         del self._held[entry.request.id]
+        if entry.recalled:
+            self._held_again.discard(entry.request.id)
         self._held_bytes -= entry.request.body_bytes
         entry.waited_seconds += now - entry.held_since
         self._changed.add(team.name)
@@ -719,15 +736,23 @@ class HoldQueue:
         limit = self._options.longest_wait_seconds
         self._due_at = self._abort_ends[0][0] if self._abort_ends else math.inf
         while self._held:
-            entry = next(iter(self._held.values()))
-            if entry.held_since + limit > now:
-                self._due_at = min(self._due_at, entry.held_since + limit)
+            entry = self._next_too_late()
+            if entry.too_late_at > now:
+                self._due_at = min(self._due_at, entry.too_late_at)
                 break
-            waited = now - entry.held_since
+            waited = entry.waited_seconds + now - entry.held_since
             self._drop(entry, now)
             self._came_due = True
             decisions.append(self._refused(entry.request.id, RefusalReason.HELD_TOO_LONG, waited, limit))
         return decisions
+
+    def _next_too_late(self) -> _Entry:
+        """Of the held requests (there are some) the one that will have waited too long first."""
+        first = next(iter(self._held.values()))  # of those that were never taken back, none is earlier than this
+        again = self._held_again.peek()
+        if again is not None and (entry := self._held[again]).too_late_at < first.too_late_at:
+            return entry
+        return first
 
     def _end_aborts(self, now: float) -> None:
         while self._abort_ends and self._abort_ends[0][0] <= now:
@@ -741,7 +766,7 @@ class HoldQueue:
         """Send everything that may go, then offer what is left of the pool to the queues that fall back on it."""
         decisions: list[Decision] = []
         self._dispatch(now, decisions)
-        for guest in self._guests:
+        for guest in self._live_guests() if self._guests else ():
             # A recalled guest waits again in its own queue, which has to hear of it.
             if guest._changed or (guest._held and self._has_guest_room(1)):
                 guest._dispatch(guest._pool.begin(), decisions)
@@ -1246,8 +1271,9 @@ class HoldQueue:
         return None if entry is None else entry.request.team
 
     def _oldest_held_since(self, team: _TeamQueue) -> float:
+        """When its oldest request would have begun to wait, had it not been away at an engine meanwhile."""
         entries = (line.first() for line in team.lines)
-        return min(entry.held_since for entry in entries if entry is not None)
+        return min(entry.held_since - entry.waited_seconds for entry in entries if entry is not None)
 
     @staticmethod
     def _some(heap: "KeyedHeap[float] | KeyedHeap[int] | KeyedHeap[tuple[float, int]]") -> str:

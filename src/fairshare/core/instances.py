@@ -240,7 +240,7 @@ class InstanceTable:
         """Something runs there: if the instance is not known, it is one that has left already."""
         if instance_id not in self._loads:
             self.changed(Instance(id=instance_id, part_slots=0, accepting=False))
-            self.removed_when_empty(instance_id)
+            self._loads[instance_id].removed = True
 
     def accepts(self, instance_id: str) -> bool:
         """Whether the instance is known and accepts requests."""

@@ -58,6 +58,7 @@ UPSTREAM_BROKE = Problem("upstream_broke", 502, _SERVER, retry_after_seconds=1)
 """The engine's answer ended early or made no sense as HTTP."""
 HELD_TOO_LONG = Problem("held_too_long", 503, _SERVER, retry_after_seconds=5)
 NO_INSTANCE = Problem("no_instance", 503, _SERVER, retry_after_seconds=5)
+NO_OWNER = Problem("no_owner", 503, _SERVER, retry_after_seconds=5)
 NO_WORKER = Problem("no_worker", 503, _SERVER, retry_after_seconds=1)
 """Admin port: none of the machine's workers answers. Clients never see it."""
 STORE_UNAVAILABLE = Problem("store_unavailable", 503, _SERVER, retry_after_seconds=5)
@@ -88,6 +89,7 @@ PROBLEMS: tuple[Problem, ...] = (
     UPSTREAM_BROKE,
     HELD_TOO_LONG,
     NO_INSTANCE,
+    NO_OWNER,
     NO_WORKER,
     STORE_UNAVAILABLE,
     SHUTTING_DOWN,
@@ -148,6 +150,8 @@ def refusal_problem(reason: RefusalReason) -> Problem:
             return HELD_TOO_LONG
         case RefusalReason.NO_INSTANCE:
             return NO_INSTANCE
+        case RefusalReason.NO_OWNER:
+            return NO_OWNER
         case _:
             assert_never(reason)
 
@@ -180,6 +184,12 @@ def refusal_message(refused: Refused, *, pool: str, team: str) -> str:
             return (
                 f"No instance of pool {pool!r} accepts requests now. Try again after the time in Retry-After; if it"
                 " lasts, tell whoever runs the engines."
+            )
+        case RefusalReason.NO_OWNER:
+            return (
+                f"No replica of the gateway has decided for pool {pool!r} for {found:.0f} s, and this one may go on"
+                f" alone for {limit:.0f} s only. Try again after the time in Retry-After; if it lasts, tell whoever runs"
+                " the gateway: its replicas do not reach their store."
             )
         case _:
             assert_never(refused.reason)

@@ -1,0 +1,488 @@
+"""The owner of a group of pools: one set of dispatch queues for the requests of all replicas, its own among them.
+
+Pure: messages in, messages out. A session is one link's life; what a replica has is known exactly from its `Announce`,
+and from then on by an ordered stream of events. When a session ends, what it had in flight becomes phantoms, and what
+it held is forgotten, until the replica announces itself anew.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fairshare.core.decisions import (
+    Decision,
+    DispatchQueue,
+    Held,
+    Recall,
+    RefusalReason,
+    Refused,
+    Send,
+)
+from fairshare.replicas.messages import (
+    Aborted,
+    Alive,
+    Announce,
+    Began,
+    Cancelled,
+    Denied,
+    Estate,
+    Kept,
+    LiveGrant,
+    Message,
+    Moved,
+    PoolShown,
+    Recalled,
+    Refresh,
+    Released,
+    Resigned,
+    Sent,
+    Submitted,
+    Waits,
+    Welcome,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerOptions:
+    """Times, in seconds."""
+
+    longest_request_seconds: float
+    """How long a request may run at most: phantoms end after it."""
+    gather_seconds: float = 1.0
+    """How long a new owner waits for the replicas it inherits before it decides."""
+    show_every_seconds: float = 5.0
+    """How often replicas are told the usage that they would go on alone from."""
+
+
+class _Place(Enum):
+    GATHERED = 1
+    """It came before the owner decides: not submitted yet."""
+    HELD = 2
+    SENT = 3
+
+
+class _Entry:
+    """A request of some replica."""
+
+    __slots__ = ("id", "key", "place", "pool", "queue", "sent_number", "session", "submitted")
+
+    def __init__(self, session: "Session", submitted: Submitted, key: str, queue: DispatchQueue) -> None:
+        self.session = session
+        self.id = submitted.id
+        self.submitted = submitted
+        self.key = key
+        """Its id in the queue."""
+        self.queue = queue
+        self.pool = submitted.pool
+        """Whose capacity it uses."""
+        self.place = _Place.HELD
+        self.sent_number = 0
+        """The number of the message that told its replica to send it."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One link to a replica, from its `Announce` to its end. The shell makes one for every link."""
+
+    replica: str = ""
+    """Known from its `Announce`."""
+    number: int = 0
+    """Of the sessions of this owner."""
+    sent: int = 0
+    """Messages to it so far."""
+    outbox: list[Message] = field(default_factory=list[Message])
+    entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
+    aborting: dict[str, list[_Entry]] = field(default_factory=dict[str, list[_Entry]])
+    """Recalled requests whose engine's connection is still open."""
+
+    def say(self, message: Message) -> None:
+        self.sent += 1
+        self.outbox.append(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Phantoms: slots that a replica had in flight when it was last heard of."""
+
+    pool: str
+    team: str
+    slots: int
+    until: float
+
+
+class Owner:
+    """Decides for all replicas. The shell asks `Keeper.decides` before every call, and sends every session's outbox."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        queues: Mapping[str, DispatchQueue],
+        estate: Estate,
+        options: OwnerOptions,
+        now: float,
+    ) -> None:
+        """`queues`: fresh ones, with the usage that the owner before saved. `estate`: what else it saved."""
+        self.epoch = epoch
+        self.queues = queues
+        self.repaired_total = 0
+        """Grants that a replica turned out not to run any more, without having said that they ended."""
+        self._options = options
+        self._sessions: dict[str, Session] = {}
+        """Replica → its session, once it has announced itself."""
+        self._next_number = 1
+        self._entries: dict[str, _Entry] = {}
+        self._counted: dict[str, int] = dict(estate.counted)
+        """Replica → up to which number its charges are in the pools' usage."""
+        self._saved: Mapping[str, int] = estate.counted
+        """The same of the usage in the store."""
+        self._remembered_until: dict[str, float] = dict.fromkeys(estate.counted, now + options.longest_request_seconds)
+        """Replica that is not connected → when it is certain that it will not come back with charges."""
+        self._lost: dict[str, list[_Lost]] = {}
+        """Replica → what it had in flight and has not announced again."""
+        self._gathers_until: float | None = now + options.gather_seconds
+        self._missing: set[str] = set(estate.in_flight)
+        """Replicas that the owner before knew, which have not announced themselves yet."""
+        self._shown_at = now
+        self._resigned = False
+        until = now + options.longest_request_seconds
+        for replica, by_pool in estate.in_flight.items():
+            lost = [
+                _Lost(pool, team, slots, until)
+                for pool, by_team in by_pool.items()
+                if pool in queues
+                for team, slots in by_team.items()
+            ]
+            self._lost[replica] = lost
+            for each in lost:
+                queues[each.pool].pool.add_phantoms(each.team, each.slots, until)
+        if not self._missing:
+            self._gathers_until = None
+
+    # ------------------------------------------------------------------ what others may read
+
+    @property
+    def replicas(self) -> int:
+        """Those that are connected, this one among them."""
+        return max(1, len(self._sessions))
+
+    @property
+    def is_gathering(self) -> bool:
+        """It has begun, and waits for the replicas that its predecessor knew."""
+        return self._gathers_until is not None
+
+    @property
+    def sessions(self) -> Iterable[Session]:
+        """Those that have announced themselves."""
+        return self._sessions.values()
+
+    # ------------------------------------------------------------------ links
+
+    def disconnected(self, session: Session, now: float) -> None:
+        """A link is gone: what its replica has in flight may still run, what it holds is nobody's for now."""
+        if self._sessions.get(session.replica) is not session:
+            return
+        del self._sessions[session.replica]
+        until = now + self._options.longest_request_seconds
+        self._remembered_until[session.replica] = until
+        lost = self._lost.setdefault(session.replica, [])
+        # All phantoms first: what ends below lets others go.
+        for entry in session.entries.values():
+            if entry.place is _Place.SENT:
+                each = _Lost(entry.pool, entry.submitted.team, entry.submitted.slots, until)
+                lost.append(each)
+                self.queues[each.pool].pool.add_phantoms(each.team, each.slots, until)
+        for entry in tuple(session.entries.values()):
+            self._forget(entry)
+        for aborting in session.aborting.values():
+            for entry in aborting:
+                self._route(entry.queue.aborted(entry.key))
+        session.entries.clear()
+        session.aborting.clear()
+        session.outbox.clear()
+
+    def received(self, session: Session, messages: Sequence[Message], now: float) -> None:
+        """Messages of a replica came, in order."""
+        if self._resigned:
+            return
+        for message in messages:
+            match message:
+                case Submitted():
+                    self._submitted(session, message)
+                case Released():
+                    self._released(session, message)
+                case Began():
+                    self._began(session, message)
+                case Cancelled():
+                    self._cancelled(session, message)
+                case Aborted():
+                    self._aborted(session, message.id)
+                case Kept():
+                    self._kept(session, message)
+                case Moved():
+                    self._moved(session, message)
+                case Alive():
+                    self._alive(session, message)
+                case Announce():
+                    self._announced(session, message, now)
+                case _:
+                    pass  # what an owner says is nothing to another one
+
+    def supervised(self, pool: str, event: Callable[[DispatchQueue], list[Decision]]) -> None:
+        """Something that concerns no single request happened to a pool (an instance came, C changed, …)."""
+        self._route(event(self.queues[pool]))
+
+    def tick(self, now: float) -> None:
+        """Time passed: call at `next_deadline()`."""
+        if self._resigned:
+            return
+        if self._gathers_until is not None and now >= self._gathers_until:
+            self._gathered()
+        for queue in self.queues.values():
+            deadline = queue.next_deadline()
+            if deadline is not None and deadline <= now:
+                self._route(queue.tick())
+        for replica, until in tuple(self._remembered_until.items()):
+            if until <= now:
+                del self._remembered_until[replica]
+                self._counted.pop(replica, None)
+                self._lost.pop(replica, None)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do; None: nothing waits for time."""
+        deadlines = [deadline for queue in self.queues.values() if (deadline := queue.next_deadline()) is not None]
+        if self._gathers_until is not None:
+            deadlines.append(self._gathers_until)
+        return min(deadlines, default=None)
+
+    def resign(self) -> None:
+        """Decide nothing more and tell the replicas. Take `legacy` first."""
+        self._resigned = True
+        for session in self._sessions.values():
+            session.say(Resigned(self.epoch))
+
+    # ------------------------------------------------------------------ what a successor needs
+
+    def legacy(self, now: float) -> tuple[dict[str, dict[str, float]], Estate]:
+        """Pool → team → decayed usage (cost units), and what belongs with it: to be saved in one transaction."""
+        used = {name: queue.pool.usage()[0] for name, queue in self.queues.items()}
+        in_flight: dict[str, dict[str, dict[str, int]]] = {}
+
+        def add(replica: str, pool: str, team: str, slots: int) -> None:
+            of_pool = in_flight.setdefault(replica, {}).setdefault(pool, defaultdict(int))
+            of_pool[team] += slots
+
+        for replica, session in self._sessions.items():
+            in_flight[replica] = {}
+            for entry in session.entries.values():
+                if entry.place is _Place.SENT:
+                    add(replica, entry.pool, entry.submitted.team, entry.submitted.slots)
+        for replica, lost in self._lost.items():
+            for each in lost:
+                if each.until > now:
+                    add(replica, each.pool, each.team, each.slots)
+        return used, Estate(dict(self._counted), in_flight)
+
+    def saved(self, estate: Estate, now: float) -> None:
+        """What `legacy` returned is in the store: the charges in it need not be kept by anybody else."""
+        self._saved = estate.counted
+        shows = now >= self._shown_at + self._options.show_every_seconds
+        if shows:
+            self._shown_at = now
+        shown = self._shown() if shows else ()
+        for replica, session in self._sessions.items():
+            session.say(Refresh(estate.counted.get(replica, 0), self.replicas, shown))
+
+    # ------------------------------------------------------------------ messages
+
+    def _announced(self, session: Session, message: Announce, now: float) -> None:
+        replica = message.replica
+        if (before := self._sessions.get(replica)) is not None:
+            self.disconnected(before, now)
+        session.replica = replica
+        session.number = self._next_number
+        self._next_number += 1
+        self._sessions[replica] = session
+        self._missing.discard(replica)
+        self._remembered_until.pop(replica, None)
+        session.say(Welcome(self.epoch, self._saved.get(replica, 0), self.replicas, self._shown()))
+        counted = self._counted.get(replica, 0)
+        for charge in message.charges:
+            if charge.number > counted:
+                counted = charge.number
+                self._charge(charge)
+        self._counted[replica] = counted
+        for grant in message.grants:
+            self._adopt(session, grant)
+        # Now that they are counted as what they are.
+        for each in self._lost.pop(replica, ()):
+            if each.until > now:
+                for _ in range(each.slots):
+                    self.queues[each.pool].pool.drop_phantom(each.team)
+        for queue in self.queues.values():
+            self._route(queue.capacity_changed())
+        for submitted in message.held:
+            self._submitted(session, submitted)
+        if self._gathers_until is not None and not self._missing:
+            self._gathered()
+
+    def _submitted(self, session: Session, message: Submitted) -> None:
+        queue = self.queues.get(message.pool)
+        if queue is None:
+            session.say(Denied(message.id, RefusalReason.NO_INSTANCE, 0, 1, 1.0))
+            return
+        key = f"{session.number}.{message.id}"
+        entry = session.entries[message.id] = self._entries[key] = _Entry(session, message, key, queue)
+        if self._gathers_until is not None:
+            entry.place = _Place.GATHERED
+            return
+        self._route(queue.submitted(message.request(key)))
+
+    def _began(self, session: Session, message: Began) -> None:
+        entry = session.entries.get(message.id)
+        if entry is not None and entry.place is _Place.SENT:
+            self._route(entry.queue.first_byte(entry.key))
+
+    def _released(self, session: Session, message: Released) -> None:
+        self._counted[session.replica] = message.number
+        entry = session.entries.pop(message.id, None)
+        if entry is not None and entry.place is _Place.SENT:
+            del self._entries[entry.key]
+            self._route(entry.queue.released(entry.key, message.cost_units))
+            return
+        # It ended while the owner thought it was recalled, or before the owner had heard of it.
+        self._charge(message)
+        if entry is not None:
+            self._forget(entry)
+
+    def _cancelled(self, session: Session, message: Cancelled) -> None:
+        entry = session.entries.pop(message.id, None)
+        if entry is not None:
+            self._forget(entry)
+
+    def _aborted(self, session: Session, request_id: str) -> None:
+        aborting = session.aborting.get(request_id)
+        if aborting:
+            entry = aborting.pop(0)
+            if not aborting:
+                del session.aborting[request_id]
+            self._route(entry.queue.aborted(entry.key))
+
+    def _kept(self, session: Session, message: Kept) -> None:
+        request_id = message.grant.request.id
+        entry = session.entries.pop(request_id, None)
+        if entry is not None:
+            self._forget(entry)
+        self._aborted(session, request_id)
+        self._adopt(session, message.grant)
+
+    def _moved(self, session: Session, message: Moved) -> None:
+        entry = session.entries.get(message.id)
+        if entry is not None and entry.place is _Place.SENT:
+            others = (instance.id for instance in self.queues[entry.pool].snapshot().instances)
+            entry.queue.reassigned(entry.key, frozenset(others) - {message.instance_id})
+
+    def _alive(self, session: Session, message: Alive) -> None:
+        running = set(message.running)
+        leaked = [
+            entry
+            for entry in session.entries.values()
+            if entry.place is _Place.SENT and entry.sent_number <= message.heard and entry.id not in running
+        ]
+        for entry in leaked:
+            self.repaired_total += 1
+            del session.entries[entry.id]
+            self._forget(entry)
+
+    # ------------------------------------------------------------------ inside
+
+    def _adopt(self, session: Session, grant: LiveGrant) -> None:
+        """Count what runs already, in the pool whose capacity it uses."""
+        queue = self.queues.get(grant.pool)
+        if queue is None:
+            return
+        submitted = grant.request
+        key = f"{session.number}.{submitted.id}"
+        entry = session.entries[submitted.id] = self._entries[key] = _Entry(session, submitted, key, queue)
+        entry.place, entry.pool, entry.sent_number = _Place.SENT, grant.pool, session.sent
+        self._route(
+            queue.adopted(
+                submitted.request(key),
+                instance_id=grant.instance_id,
+                priority=grant.priority,
+                standing=grant.standing,
+                began=grant.began,
+            )
+        )
+
+    def _forget(self, entry: _Entry) -> None:
+        """Take a request out of its queue, without a charge."""
+        del self._entries[entry.key]
+        match entry.place:
+            case _Place.SENT:
+                self._route(entry.queue.released(entry.key, 0.0))
+            case _Place.HELD:
+                self._route(entry.queue.cancelled(entry.key))
+            case _Place.GATHERED:
+                pass
+
+    def _charge(self, charge: Released) -> None:
+        queue = self.queues.get(charge.pool)
+        if queue is not None:
+            queue.pool.charge(charge.team, charge.cost_units)
+
+    def _gathered(self) -> None:
+        """Begin to decide: whoever could announce itself has."""
+        self._gathers_until = None
+        self._missing.clear()
+        for entry in tuple(self._entries.values()):
+            if entry.place is _Place.GATHERED:
+                entry.place = _Place.HELD
+                self._route(entry.queue.submitted(entry.submitted.request(entry.key)))
+
+    def _shown(self) -> list[PoolShown]:
+        return [PoolShown(name, queue.pool.usage()[0]) for name, queue in self.queues.items()]
+
+    def _route(self, decisions: Iterable[Decision]) -> None:
+        """Tell each replica what was decided about its requests."""
+        for decision in decisions:
+            entry = self._entries.get(decision.request_id)
+            if entry is None:
+                continue
+            session = entry.session
+            match decision:
+                case Send():
+                    entry.place, entry.pool = _Place.SENT, decision.pool
+                    session.say(
+                        Sent(
+                            entry.id,
+                            decision.pool,
+                            decision.instance_id,
+                            decision.priority,
+                            decision.standing,
+                            decision.held_seconds,
+                        )
+                    )
+                    entry.sent_number = session.sent
+                case Held():
+                    session.say(
+                        Waits(
+                            entry.id,
+                            decision.team_held,
+                            decision.team_in_flight_slots,
+                            decision.reserved_slots,
+                            decision.pool_in_flight_slots,
+                            decision.capacity_slots,
+                        )
+                    )
+                case Recall():
+                    entry.place = _Place.HELD
+                    session.aborting.setdefault(entry.id, []).append(entry)
+                    session.say(Recalled(entry.id, decision.instance_id, decision.wasted_slot_seconds))
+                case Refused():
+                    del self._entries[entry.key]
+                    del session.entries[entry.id]
+                    session.say(
+                        Denied(entry.id, decision.reason, decision.found, decision.limit, decision.retry_after_seconds)
+                    )

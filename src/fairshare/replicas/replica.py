@@ -1,0 +1,613 @@
+"""A replica's own part in a group of pools: what it has, whom it asks, and how it goes on when there is nobody to ask.
+
+Pure. The gateway drives one `SharedQueue` per pool as it would drive the pool's dispatch queue. While there is an owner
+every event goes there and the decisions come back; without one the replica waits for a moment and then decides itself,
+over its part of C, for a bounded time (degraded). Whatever it did then it announces to the next owner.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from fairshare.core.decisions import (
+    Decision,
+    DispatchQueue,
+    Held,
+    Instance,
+    Mode,
+    QueueStat,
+    Recall,
+    RefusalReason,
+    Refused,
+    Request,
+    Send,
+)
+from fairshare.core.pool import Grant, Pool
+from fairshare.core.priority import Standing
+from fairshare.replicas.messages import (
+    Aborted,
+    Alive,
+    Announce,
+    Began,
+    Cancelled,
+    Denied,
+    Kept,
+    LiveGrant,
+    Message,
+    Moved,
+    PoolShown,
+    Recalled,
+    Refresh,
+    Released,
+    Resigned,
+    Sent,
+    Submitted,
+    Waits,
+    Welcome,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOptions:
+    """How long a replica does without an owner, in seconds."""
+
+    degrade_after_seconds: float = 1.5
+    """So long new requests wait for an owner; then the replica decides itself."""
+    degraded_longest_seconds: float = 300.0
+    """So long it decides itself; then it refuses what is new and what it holds."""
+    alive_every_seconds: float = 5.0
+    """Between two lists of what runs."""
+
+
+class ReplicaState(Enum):
+    """Who decides about this replica's requests."""
+
+    FOLLOWING = "following"
+    """The owner."""
+    WAITING = "waiting"
+    """Nobody, for a moment: requests wait."""
+    DEGRADED = "degraded"
+    """The replica itself, over its part of the pool."""
+    REFUSING = "refusing"
+    """Nobody, and for too long."""
+
+
+class _Mine:
+    """A request of this replica that has not ended."""
+
+    __slots__ = ("began", "instance_id", "known_to", "pool", "priority", "request", "sent", "standing", "submitted")
+
+    def __init__(self, request: Request, submitted: Submitted) -> None:
+        self.request = request
+        self.submitted = submitted
+        self.sent = False
+        """Whether it was sent to an engine; else it is held."""
+        self.began = False
+        self.pool = submitted.pool
+        """Whose capacity it uses."""
+        self.known_to = submitted.pool
+        """The pool whose local queue has it, while degraded."""
+        self.instance_id = ""
+        self.priority: int | None = None
+        self.standing = Standing.BORROWING
+
+    def grant(self) -> LiveGrant:
+        return LiveGrant(self.submitted, self.pool, self.instance_id, self.priority, self.standing, self.began)
+
+
+class Replica:
+    """All requests of one replica in a group of pools."""
+
+    def __init__(
+        self,
+        *,
+        replica: str,
+        pools: Sequence[str],
+        local: Callable[[int], Mapping[str, DispatchQueue]],
+        options: ReplicaOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        """
+        Args:
+            replica: the name of this life of this process.
+            pools: of the group.
+            local: makes fresh queues of the group's pools over C / n, given n; they know their instances.
+            options: times.
+            clock: the pools' clock, seconds.
+        """
+        self.name = replica
+        self.state = ReplicaState.WAITING
+        self.since = clock()
+        """When it came into this state."""
+        self.epoch = 0
+        """Of the last owner that it followed."""
+        self.replicas = 1
+        """How many there were, as the last owner said."""
+        self.degraded_grants_total = 0
+        self._options = options
+        self._clock = clock
+        self._make_local = local
+        self._local: Mapping[str, DispatchQueue] = {}
+        """While degraded."""
+        self._alone_since = clock()
+        self._shown: Sequence[PoolShown] = ()
+        self._mine: dict[str, _Mine] = {}
+        self._charges: dict[int, Released] = {}
+        """By number: all that are not known to be saved."""
+        self._charged = 0
+        self._outbox: list[Message] = []
+        self._heard = 0
+        self._alive_at = 0.0
+        self._instances: dict[str, dict[str, Instance]] = {pool: {} for pool in pools}
+        self._exchange: Callable[[list[Message]], list[Message]] | None = None
+        self._supervised: Callable[[str, Callable[[DispatchQueue], list[Decision]]], None] | None = None
+        self._owned: Callable[[str], DispatchQueue] | None = None
+
+    def queue(self, pool: str, settings: DispatchQueue) -> "SharedQueue":
+        """What the gateway drives for a pool.
+
+        `settings`: a queue of the pool that nobody drives, for who asks about mode and pool while no other is at hand.
+        """
+        return SharedQueue(self, pool, settings)
+
+    @property
+    def unsaved_charges(self) -> int:
+        """Charges that it keeps until an owner has saved them."""
+        return len(self._charges)
+
+    @property
+    def requests(self) -> int:
+        """That have not ended."""
+        return len(self._mine)
+
+    # ------------------------------------------------------------------ the owner
+
+    def own(
+        self,
+        exchange: Callable[[list[Message]], list[Message]],
+        supervised: Callable[[str, Callable[[DispatchQueue], list[Decision]]], None],
+        owned: Callable[[str], DispatchQueue],
+    ) -> list[Decision]:
+        """This process is the owner: messages are exchanged at once, without a link.
+
+        Args:
+            exchange: gives the owner messages, returns what it says to this replica.
+            supervised: `Owner.supervised`.
+            owned: the owner's queue of a pool.
+        """
+        announce = self.connected()
+        self._outbox = announce + self._outbox
+        self._exchange, self._supervised, self._owned = exchange, supervised, owned
+        return self.settle()
+
+    def connected(self) -> list[Message]:
+        """There is a link to the owner: what to say on it first. Whatever follows is in `take_outbox`."""
+        now = self._clock()
+        self._local = {}
+        self._enter(ReplicaState.FOLLOWING, now)
+        self._heard = 0
+        self._alive_at = now + self._options.alive_every_seconds
+        self._outbox.clear()
+        return [
+            Announce(
+                self.name,
+                tuple(self._charges.values()),
+                tuple(mine.grant() for mine in self._mine.values() if mine.sent),
+                tuple(mine.submitted for mine in self._mine.values() if not mine.sent),
+            )
+        ]
+
+    def disconnected(self) -> None:
+        """The owner is out of reach, or is none any more."""
+        if self.state is not ReplicaState.FOLLOWING:
+            return
+        self._exchange = self._supervised = self._owned = None
+        self._outbox.clear()
+        self._alone_since = self._clock()
+        self._enter(ReplicaState.WAITING, self._alone_since)
+
+    def take_outbox(self) -> list[Message]:
+        """What to send on the link now."""
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def settle(self) -> list[Decision]:
+        """Exchange everything with the owner in this process, if it is here."""
+        decisions: list[Decision] = []
+        while self._exchange is not None:
+            said = self._exchange(self.take_outbox())
+            if not said:
+                break
+            decisions += self.received(said)
+        return decisions
+
+    def received(self, messages: Iterable[Message]) -> list[Decision]:
+        """The owner said something. If the state is not `FOLLOWING` afterwards, hang up and look for another."""
+        decisions: list[Decision] = []
+        for message in messages:
+            if self.state is not ReplicaState.FOLLOWING:
+                break
+            self._heard += 1
+            match message:
+                case Sent():
+                    self._sent(message, decisions)
+                case Waits():
+                    self._waits(message, decisions)
+                case Recalled():
+                    self._recalled(message, decisions)
+                case Denied():
+                    self._denied(message, decisions)
+                case Welcome():
+                    if message.epoch < self.epoch:
+                        self.disconnected()  # an owner of the past that does not know it yet
+                        break
+                    self.epoch = message.epoch
+                    self._refreshed(message)
+                case Refresh():
+                    self._refreshed(message)
+                case Resigned():
+                    self.disconnected()
+                case _:
+                    pass
+        return decisions
+
+    def tick(self) -> list[Decision]:
+        """Time passed: call at `next_deadline()`."""
+        now = self._clock()
+        if self.state is ReplicaState.FOLLOWING:
+            if now >= self._alive_at:
+                self._alive_at = now + self._options.alive_every_seconds
+                running = tuple(request_id for request_id, mine in self._mine.items() if mine.sent)
+                self._outbox.append(Alive(self._heard, running))
+            return self.settle()
+        if self.state is ReplicaState.WAITING and now >= self._alone_since + self._options.degrade_after_seconds:
+            return self._degrade(now)
+        if self.state is ReplicaState.DEGRADED:
+            if now >= self.since + self._options.degraded_longest_seconds:
+                return self._refuse(now)
+            decisions: list[Decision] = []
+            for local in self._local.values():
+                deadline = local.next_deadline()
+                if deadline is not None and deadline <= now:
+                    decisions += local.tick()
+            return self._decided(decisions)
+        return []
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do; None: nothing waits for time."""
+        match self.state:
+            case ReplicaState.FOLLOWING:
+                return self._alive_at
+            case ReplicaState.WAITING:
+                return self._alone_since + self._options.degrade_after_seconds
+            case ReplicaState.DEGRADED:
+                deadlines = [local.next_deadline() for local in self._local.values()]
+                ends_at = self.since + self._options.degraded_longest_seconds
+                return min([ends_at, *(deadline for deadline in deadlines if deadline is not None)])
+            case ReplicaState.REFUSING:
+                return None
+
+    # ------------------------------------------------------------------ events of requests, from `SharedQueue`
+
+    def submitted(self, pool: str, request: Request) -> list[Decision]:
+        if request.id in self._mine:
+            raise ValueError(f"request {request.id!r} was submitted already and is not finished")
+        submitted = Submitted.of(request, pool)
+        mine = self._mine[request.id] = _Mine(request, submitted)
+        match self.state:
+            case ReplicaState.FOLLOWING:
+                self._outbox.append(submitted)
+                return self.settle()
+            case ReplicaState.WAITING:
+                return []
+            case ReplicaState.DEGRADED:
+                return self._decided(self._local[pool].submitted(request))
+            case ReplicaState.REFUSING:
+                return [self._refused(mine, self._clock())]
+
+    def first_byte(self, request_id: str) -> list[Decision]:
+        mine = self._mine.get(request_id)
+        if mine is None or not mine.sent or mine.began:
+            return []
+        mine.began = True
+        if self.state is ReplicaState.FOLLOWING:
+            self._outbox.append(Began(request_id))
+            return self.settle()
+        if self.state is ReplicaState.DEGRADED:
+            return self._decided(self._local[mine.known_to].first_byte(request_id))
+        return []
+
+    def released(self, request_id: str, cost_units: float) -> list[Decision]:
+        mine = self._mine.pop(request_id, None)
+        if mine is None:
+            return []
+        self._charged += 1
+        charge = Released(self._charged, request_id, mine.pool, mine.submitted.team, cost_units)
+        self._charges[charge.number] = charge
+        if self.state is ReplicaState.FOLLOWING:
+            self._outbox.append(charge)
+            return self.settle()
+        if self.state is ReplicaState.DEGRADED:
+            return self._decided(self._local[mine.known_to].released(request_id, cost_units))
+        return []
+
+    def cancelled(self, request_id: str) -> list[Decision]:
+        mine = self._mine.get(request_id)
+        if mine is None or mine.sent:
+            return []
+        del self._mine[request_id]
+        if self.state is ReplicaState.FOLLOWING:
+            self._outbox.append(Cancelled(request_id))
+            return self.settle()
+        if self.state is ReplicaState.DEGRADED:
+            return self._decided(self._local[mine.known_to].cancelled(request_id))
+        return []
+
+    def aborted(self, pool: str, request_id: str) -> list[Decision]:
+        if self.state is ReplicaState.FOLLOWING:
+            self._outbox.append(Aborted(request_id))
+            return self.settle()
+        if self.state is ReplicaState.DEGRADED:
+            mine = self._mine.get(request_id)
+            known_to = pool if mine is None else mine.known_to
+            return self._decided(self._local[known_to].aborted(request_id))
+        return []
+
+    def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
+        mine = self._mine.get(request_id)
+        if mine is None or not mine.sent:
+            return None
+        if self.state is ReplicaState.DEGRADED:
+            instance_id = self._local[mine.known_to].reassigned(request_id, excluding)
+        else:
+            instance_id = self._other_instance(mine, excluding | {mine.instance_id})
+        if instance_id is not None:
+            mine.instance_id = instance_id
+            if self.state is ReplicaState.FOLLOWING:
+                self._outbox.append(Moved(request_id, instance_id))
+        return instance_id
+
+    def supervise(self, pool: str, event: Callable[[DispatchQueue], list[Decision]]) -> list[Decision]:
+        """Something that concerns no single request happened to a pool."""
+        if self._supervised is not None:
+            self._supervised(pool, event)
+            return self.settle()
+        if self.state is ReplicaState.DEGRADED:
+            return self._decided(event(self._local[pool]))
+        return []
+
+    def instance_changed(self, pool: str, instance: Instance) -> list[Decision]:
+        self._instances[pool][instance.id] = instance
+        return self.supervise(pool, lambda queue: queue.instance_changed(instance))
+
+    def instance_removed(self, pool: str, instance_id: str) -> list[Decision]:
+        self._instances[pool].pop(instance_id, None)
+        return self.supervise(pool, lambda queue: queue.instance_removed(instance_id))
+
+    def deciding(self, pool: str) -> DispatchQueue | None:
+        """The queue in this process that decides now; None: it is elsewhere, or nobody decides."""
+        return self._owned(pool) if self._owned is not None else self._local.get(pool)
+
+    # ------------------------------------------------------------------ what the owner said
+
+    def _sent(self, message: Sent, decisions: list[Decision]) -> None:
+        mine = self._mine.get(message.id)
+        if mine is None or mine.sent:
+            return  # it ended, or goes on where it is: the owner hears of that
+        mine.sent, mine.began = True, False
+        mine.pool, mine.instance_id = message.pool, message.instance_id
+        mine.priority, mine.standing = message.priority, message.standing
+        request = mine.request
+        decisions.append(
+            Send(
+                request_id=message.id,
+                pool=message.pool,
+                instance_id=message.instance_id,
+                grant=Grant.remote(
+                    request.team,
+                    0 if message.priority is None else message.priority,
+                    message.standing is Standing.BORROWING,
+                    False,
+                    lambda cost_units: None,  # the shell reports `released`
+                ),
+                priority=message.priority,
+                standing=message.standing,
+                held_seconds=message.held_seconds,
+            )
+        )
+
+    def _waits(self, message: Waits, decisions: list[Decision]) -> None:
+        if message.id in self._mine:
+            decisions.append(
+                Held(
+                    request_id=message.id,
+                    team_held=message.team_held,
+                    team_in_flight_slots=message.team_in_flight_slots,
+                    reserved_slots=message.reserved_slots,
+                    pool_in_flight_slots=message.pool_in_flight_slots,
+                    capacity_slots=message.capacity_slots,
+                )
+            )
+
+    def _recalled(self, message: Recalled, decisions: list[Decision]) -> None:
+        mine = self._mine.get(message.id)
+        if mine is None or not mine.sent:
+            return  # it ended meanwhile: the owner hears of that
+        if mine.began:
+            self._outbox.append(Kept(mine.grant()))
+            return
+        mine.sent = False
+        decisions.append(
+            Recall(
+                request_id=message.id,
+                instance_id=mine.instance_id,
+                wasted_slot_seconds=message.wasted_slot_seconds,
+            )
+        )
+
+    def _denied(self, message: Denied, decisions: list[Decision]) -> None:
+        mine = self._mine.get(message.id)
+        if mine is None or mine.sent:
+            return
+        del self._mine[message.id]
+        decisions.append(
+            Refused(
+                request_id=message.id,
+                reason=message.reason,
+                found=message.found,
+                limit=message.limit,
+                retry_after_seconds=message.retry_after_seconds,
+            )
+        )
+
+    def _refreshed(self, message: Welcome | Refresh) -> None:
+        self.replicas = message.replicas
+        if message.pools:
+            self._shown = message.pools
+        for number in tuple(self._charges):  # in order
+            if number > message.saved:
+                break
+            del self._charges[number]
+
+    # ------------------------------------------------------------------ without an owner
+
+    def _degrade(self, now: float) -> list[Decision]:
+        """Decide alone from now on: over a part of C, in which all counts that this replica has running."""
+        self._enter(ReplicaState.DEGRADED, now)
+        local = self._local = self._make_local(self.replicas)
+        for shown in self._shown:
+            if (queue := local.get(shown.pool)) is not None:
+                for team, cost_units in shown.usage.items():
+                    queue.pool.set_usage(team, cost_units)
+        decisions: list[Decision] = []
+        for mine in self._mine.values():
+            mine.known_to = mine.pool if mine.sent else mine.submitted.pool
+            if mine.sent:
+                decisions += local[mine.known_to].adopted(
+                    mine.request,
+                    instance_id=mine.instance_id,
+                    priority=mine.priority,
+                    standing=mine.standing,
+                    began=mine.began,
+                )
+        for mine in tuple(self._mine.values()):
+            if not mine.sent:
+                decisions += local[mine.known_to].submitted(mine.request)
+        return self._decided(decisions)
+
+    def _decided(self, decisions: list[Decision]) -> list[Decision]:
+        """Remember what a local queue decided."""
+        for decision in decisions:
+            mine = self._mine.get(decision.request_id)
+            if mine is None:
+                continue
+            match decision:
+                case Send():
+                    self.degraded_grants_total += 1
+                    mine.sent, mine.began = True, False
+                    mine.pool, mine.instance_id = decision.pool, decision.instance_id
+                    mine.priority, mine.standing = decision.priority, decision.standing
+                case Recall():
+                    mine.sent = False
+                case Refused():
+                    del self._mine[decision.request_id]
+                case Held():
+                    pass
+        return decisions
+
+    def _refuse(self, now: float) -> list[Decision]:
+        """Too long alone: what runs may end, everything else is refused."""
+        self._enter(ReplicaState.REFUSING, now)
+        self._local = {}
+        return [self._refused(mine, now) for mine in tuple(self._mine.values()) if not mine.sent]
+
+    def _refused(self, mine: _Mine, now: float) -> Refused:
+        del self._mine[mine.request.id]
+        return Refused(
+            request_id=mine.request.id,
+            reason=RefusalReason.NO_OWNER,
+            found=now - self._alone_since,
+            limit=self._options.degraded_longest_seconds,
+            retry_after_seconds=5.0,
+        )
+
+    def _other_instance(self, mine: _Mine, excluding: frozenset[str]) -> str | None:
+        """The instance with the fewest of this replica's own requests: it knows of no others."""
+        mine_there = {
+            instance_id: 0
+            for instance_id, instance in self._instances.get(mine.pool, {}).items()
+            if instance.accepting and instance_id not in excluding
+        }
+        for other in self._mine.values():
+            if other.sent and other.instance_id in mine_there:
+                mine_there[other.instance_id] += 1
+        return min(mine_there, key=mine_there.__getitem__, default=None)
+
+    def _enter(self, state: ReplicaState, now: float) -> None:
+        if state is not self.state:
+            self.state, self.since = state, now
+
+
+class SharedQueue:
+    """A pool's dispatch queue, wherever it is: a `DispatchQueue` whose decisions may come later."""
+
+    def __init__(self, replica: Replica, pool: str, settings: DispatchQueue) -> None:
+        self._replica = replica
+        self._pool = pool
+        self._settings = settings
+
+    @property
+    def _here(self) -> DispatchQueue:
+        return self._replica.deciding(self._pool) or self._settings
+
+    @property
+    def pool(self) -> Pool:
+        return self._here.pool
+
+    @property
+    def mode(self) -> Mode:
+        return self._settings.mode
+
+    def submitted(self, request: Request) -> list[Decision]:
+        return self._replica.submitted(self._pool, request)
+
+    def first_byte(self, request_id: str) -> list[Decision]:
+        return self._replica.first_byte(request_id)
+
+    def released(self, request_id: str, consumed_cost_units: float) -> list[Decision]:
+        return self._replica.released(request_id, consumed_cost_units)
+
+    def cancelled(self, request_id: str) -> list[Decision]:
+        return self._replica.cancelled(request_id)
+
+    def aborted(self, request_id: str) -> list[Decision]:
+        return self._replica.aborted(self._pool, request_id)
+
+    def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
+        return self._replica.reassigned(request_id, excluding)
+
+    def adopted(
+        self, request: Request, *, instance_id: str, priority: int | None, standing: Standing, began: bool
+    ) -> list[Decision]:
+        raise NotImplementedError("a shared pool's requests come from its replicas, which announce them")
+
+    def capacity_changed(self) -> list[Decision]:
+        return self._replica.supervise(self._pool, lambda queue: queue.capacity_changed())
+
+    def instance_changed(self, instance: Instance) -> list[Decision]:
+        return self._replica.instance_changed(self._pool, instance)
+
+    def instance_removed(self, instance_id: str) -> list[Decision]:
+        return self._replica.instance_removed(self._pool, instance_id)
+
+    def running_seen(self, instance_id: str, running: int) -> list[Decision]:
+        return self._replica.supervise(self._pool, lambda queue: queue.running_seen(instance_id, running))
+
+    def tick(self) -> list[Decision]:
+        return self._replica.tick()
+
+    def next_deadline(self) -> float | None:
+        return self._replica.next_deadline()
+
+    def snapshot(self) -> QueueStat:
+        return self._here.snapshot()
