@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip
+.PHONY: bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,25 @@ check: $(STAMP) ## format, lint, types, imports
 
 unit: $(STAMP) ## the tests
 	$(BIN)/python -m pytest
+
+dist: $(STAMP) ## the wheel and the source distribution, in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/check-wheel-contents dist/*.whl
+
+test-dist: dist ## install both in fresh environments, outside the checkout, and use them there (minutes)
+	$(BIN)/python -m pytest -m dist tests/deploy/test_dist.py
+
+SITE_STAMP := .venv-docs/.installed
+
+site: $(SITE_STAMP) ## the documentation as a site, in build/site/; a broken link or anchor is an error
+	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going -n -c docs/site -d build/site-cache -b dirhtml docs build/site
+	@echo "build/site/index.html"
+
+$(SITE_STAMP): requirements/docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	touch $@
 
 VLLM_STAMP := .venv-vllm/.installed
 
@@ -96,13 +115,15 @@ evaluate: $(STAMP) ## every scenario under every policy: docs/evaluation.md and 
 lock: ## renew requirements/*.txt from the ranges in pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --all-extras --group check --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/check.txt
 	uv pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -c requirements/check.txt -o requirements/run.txt
+	uv pip compile pyproject.toml --extra kubernetes --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -c requirements/check.txt -o requirements/image.txt
+	uv pip compile --group pyproject.toml:docs --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/docs.txt
 
 lock-vllm: ## renew requirements/vllm.txt from requirements/vllm.in (needs uv, and UV_FIND_LINKS or UV_INDEX for the CPU torch)
 	uv pip compile requirements/vllm.in --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	$(addprefix --no-emit-package ,torch torchaudio torchcodec torchvision triton) -o requirements/vllm.txt
 
 # Debian packages that tests use beyond Python (as root). None is needed for the gateway itself.
-SYSTEM_PACKAGES :=
+SYSTEM_PACKAGES := systemd
 
 system-deps: ## Debian packages that the fullest test run uses (root)
 	@if [ -z "$(SYSTEM_PACKAGES)" ]; then echo "system-deps: no Debian package is needed"; \
