@@ -697,3 +697,14 @@ def test_a_store_that_cannot_be_is_refused(entry: str, message: str) -> None:
     problem = only_problem(pool_with("half_life: 7d") + f"\nstore: {entry}", {"PW": "secret"})
     assert message in problem
     assert "hunter2" not in problem
+
+
+def test_isolated_prefixes_need_a_secret_that_cannot_be_guessed(tmp_path: Path) -> None:
+    isolated = pool_with("isolate_prefixes: team, prefix_secret: '${SALT}'")
+    (pool,) = read(isolated, {"SALT": "5" * 32}).gateway.pools
+    assert pool.prefix_secret == b"5" * 32
+    assert "555" not in repr(pool)
+    assert "must have at least 32 characters" in only_problem(isolated, {"SALT": "5" * 31})
+    assert "needs a secret" in only_problem(pool_with("isolate_prefixes: team"))
+    assert "isolate_prefixes: team" in only_problem(pool_with("prefix_secret: '${SALT}'"), {"SALT": "5" * 32})
+    assert read(pool_with("balance: prefix")).gateway.pools[0].prefix_secret is None

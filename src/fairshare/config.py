@@ -38,6 +38,7 @@ from fairshare.gateway.options import (
     GatewaySpec,
     InstanceSource,
     InstanceSpec,
+    Isolation,
     KeySpec,
     KubernetesSource,
     Level,
@@ -73,6 +74,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "instances",
         "balance",
         "token_estimates",
+        "isolate_prefixes",
+        "prefix_secret",
+        "prefix_secret_file",
         "fallback",
         "hold",
         "timeouts",
@@ -125,6 +129,8 @@ DEFAULT_STORE = "fairshare.sqlite3"
 DEFAULT_HALF_LIFE_SECONDS = 7 * 86400.0
 
 WARN_OF_EXPIRY_DAYS = 30.0
+
+SHORTEST_PREFIX_SECRET = 32
 
 _SHARE_SUM_TOLERANCE = Fraction(1, 10**9)
 """A sum of shares this close above 1 counts as 1, as in `fairshare.core.apportion`."""
@@ -754,12 +760,34 @@ def _pool(place: _Place) -> PoolSpec:
         level=fields.read("level", lambda at: _choice(at, Level), Level.TEAM),
         balance=fields.read("balance", lambda at: _choice(at, Balance), Balance.PREFIX),
         token_estimates=fields.read("token_estimates", lambda at: _choice(at, TokenEstimates), TokenEstimates.BYTES),
+        prefix_secret=_prefix_secret(fields),
         fallback=fields.read("fallback", _pool_name, None),
         hold=fields.read("hold", _hold, HoldOptions()),
         timeouts=fields.read("timeouts", _timeouts, Timeouts()),
         cost=fields.read("cost", _cost, CostWeights()),
         calibrated="cost" in fields,
     )
+
+
+def _prefix_secret(fields: _Fields) -> bytes | None:
+    isolated = fields.read("isolate_prefixes", lambda at: _choice(at, Isolation), Isolation.NONE) is Isolation.TEAM
+    secret = _secret(fields, "prefix_secret", "prefix_secret_file")
+    given = [key for key in ("prefix_secret", "prefix_secret_file") if key in fields]
+    if isolated and not given:
+        fields.place.report.problem(
+            fields.where("isolate_prefixes"),
+            "needs a secret that the teams do not know, the same on every replica; write prefix_secret_file: FILE, and "
+            "make the file with: openssl rand -hex 32",
+        )
+    elif given and not isolated:
+        fields.place.report.problem(fields.where(given[0]), "is of no use without isolate_prefixes: team")
+    elif secret is not None and len(secret) < SHORTEST_PREFIX_SECRET:
+        fields.place.report.problem(
+            fields.where(given[0]),
+            f"must have at least {SHORTEST_PREFIX_SECRET} characters, or it can be guessed; make one with: "
+            "openssl rand -hex 32",
+        )
+    return secret.encode() if secret is not None and isolated else None
 
 
 def _capacity(fields: _Fields, per_instance: int | None, instances: int, has_sources: bool) -> int:

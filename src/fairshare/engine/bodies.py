@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 _INT64 = (-(2**63), 2**63 - 1)
 _REPORTED_ERRORS = 10
 _SHOWN_CHARACTERS = 200
+_LONGEST_SALT = 128
 
 T = TypeVar("T")
 
@@ -177,6 +178,22 @@ class Body:
         self.errors.append(error("string_type", loc, "Input should be a valid string", found))
         self.errors.append(error("list_type", loc, "Input should be a valid list", found))
         return []
+
+
+def read_salt(fields: Mapping[str, Any]) -> str | None:
+    """`cache_salt`: text that vLLM's cache backends can carry."""
+    salt = fields.get("cache_salt")
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not salt:
+        raise bad_request("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if len(salt) > _LONGEST_SALT or any(character in "@/\\\0" for character in salt):
+        raise bad_request(
+            f"Parameter 'cache_salt' must be at most {_LONGEST_SALT} characters and must not contain '@', '/', "
+            "'\\', or NUL.",
+            "cache_salt",
+        )
+    return salt
 
 
 def read_integer(found: Any, loc: str, bounds: tuple[int, int] | None = None) -> int | dict[str, Any]:

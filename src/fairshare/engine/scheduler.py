@@ -107,10 +107,13 @@ class SchedulerConfig:
         return -(-tokens // self.block_size)
 
 
-def block_keys(tokens: Sequence[int], block_size: int) -> list[int]:
-    """Keys of the full blocks of `tokens`: equal keys mean equal tokens in the block and in all blocks before it."""
+def block_keys(tokens: Sequence[int], block_size: int, salt: str | None = None) -> list[int]:
+    """Keys of the full blocks of `tokens`: equal keys mean equal tokens in the block and in all blocks before it.
+
+    `salt` (`cache_salt`) goes into the first block's key, and so into all of them.
+    """
     keys: list[int] = []
-    parent = 0
+    parent = 0 if salt is None else hash(salt)
     for start in range(0, len(tokens) - block_size + 1, block_size):
         parent = hash((parent, *tokens[start : start + block_size]))
         keys.append(parent)

@@ -36,7 +36,16 @@ from fairshare.engine.asked import (
     read_messages,
     read_responses,
 )
-from fairshare.engine.bodies import Body, Refusal, Unparsable, bad_request, error, invalid, read_json
+from fairshare.engine.bodies import (
+    Body,
+    Refusal,
+    Unparsable,
+    bad_request,
+    error,
+    invalid,
+    read_json,
+    read_salt,
+)
 from fairshare.engine.pooling import Pooled, read_input, read_rerank, read_score
 from fairshare.engine.scheduler import SchedulerConfig
 from fairshare.engine.service import Answer, EngineService, Wanted
@@ -225,8 +234,9 @@ class EngineApp:
             self.service.check_admission(asked.n)
             planned = plan(asked, self._max_model_len)
             self._check_accepting()
+            salt = read_salt(asked.fields)
             wanted = [
-                Wanted(planned.prompt_of(index), script, planned.max_tokens, asked.n)
+                Wanted(planned.prompt_of(index), script, planned.max_tokens, asked.n, salt)
                 for index, script in enumerate(planned.scripts)
             ]
             telling = Telling(
@@ -293,13 +303,15 @@ class EngineApp:
 
     def _pools(self, read: Callable[[Body], Pooled], prefix: str) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def pool(request: Request) -> ASGIApp:
-            pooled = read(await _body(request))
+            body = await _body(request)
+            pooled = read(body)
             self._check_model(pooled.model)
             pooled.check(self._max_model_len)
             self._check_accepting()
             self.service.check_admission(len(pooled.prompts))
             answer_id = f"{prefix}-{_request_id(request)}"
-            wanted = [Wanted(prompt.tokens, None) for prompt in pooled.prompts]
+            salt = read_salt(body.fields)
+            wanted = [Wanted(prompt.tokens, None, salt=salt) for prompt in pooled.prompts]
             # These endpoints know the body's priority only; the header is ignored.
             answer = self.service.submit(wanted, priority=pooled.priority, request_id=answer_id)
             await _or_gone(self._finish(answer), request.receive)

@@ -32,6 +32,8 @@ class Wanted:
     script: Script | None
     max_tokens: int = 1
     n: int = 1
+    salt: str | None = None
+    """`cache_salt`: it shares cached prefixes only with those that have the same."""
 
 
 class Answer:
@@ -132,7 +134,7 @@ class EngineService:
                 text = list(want.prompt)
                 if script is not None:
                     text += tokenize("".join(script.pieces))
-                keys = block_keys(text, self.config.block_size)
+                keys = block_keys(text, self.config.block_size, want.salt)
             reason = FinishReason.LENGTH
             if script is None or script.finish_reason == "stop":
                 reason = FinishReason.STOP

@@ -15,6 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from fairshare.core.decisions import Held, Recall, Refused, Request, Send
 from fairshare.core.priority import Standing
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver
@@ -47,6 +49,7 @@ from fairshare.wire.problems import (
     refusal_message,
     refusal_problem,
 )
+from fairshare.wire.salt import cache_salt
 from fairshare.wire.sse import StreamTail
 from fairshare.wire.usage import AnswerTail, Usage
 
@@ -151,6 +154,7 @@ class Exchange:
         "_arrived_wall_at",
         "_blocked",
         "_body",
+        "_cache_salt",
         "_chunked",
         "_client",
         "_connecting",
@@ -228,8 +232,13 @@ class Exchange:
         self.home = home
         prompt = facts.prompt
         self.prefix_keys: Sequence[int] = ()
+        # Kept: a recalled request goes to an engine again, maybe after its secret was changed.
+        self._cache_salt: str | None = None
+        if (secret := home.spec.prefix_secret) is not None and endpoint.takes_slots:
+            own = facts.cache_salt
+            self._cache_salt = cache_salt(secret, request.team, bytes(own) if isinstance(own, msgspec.Raw) else b"")
         if prompt is not None and home.balances_by_prefix:
-            self.prefix_keys = prefix_keys(model, memoryview(prompt))
+            self.prefix_keys = prefix_keys(model, memoryview(prompt), self._cache_salt)
         if facts.previous_response_id is not None:
             request.state_instance = home.responses.instance_of(facts.previous_response_id)
         self._endpoint = endpoint
@@ -527,7 +536,12 @@ class Exchange:
         if upload is None:
             try:
                 body = rewrite_body(
-                    self._endpoint, self._body, self._facts, priority=self._priority, served_name=served_name
+                    self._endpoint,
+                    self._body,
+                    self._facts,
+                    priority=self._priority,
+                    served_name=served_name,
+                    cache_salt=self._cache_salt,
                 )
             except RequestProblem as problem:
                 self.fail(problem.problem, problem.message)

@@ -39,6 +39,16 @@ class Level(StrEnum):
     PROJECT = "project"
 
 
+class Isolation(StrEnum):
+    """Who shares the engines' prefix caches."""
+
+    NONE = "none"
+    """Everybody in the pool."""
+
+    TEAM = "team"
+    """Each team has its own part: nobody can probe what others sent by timing."""
+
+
 class TokenEstimates(StrEnum):
     """Where the estimate of a prompt's tokens comes from, for a request whose engine's own count never comes."""
 
@@ -195,6 +205,8 @@ class PoolSpec:
     mode: Mode = Mode.HOLD
     balance: Balance = Balance.PREFIX
     token_estimates: TokenEstimates = TokenEstimates.BYTES
+    prefix_secret: bytes | None = field(default=None, repr=False)
+    """Salts what each team has in the engines' prefix caches; None: teams share what they have in common."""
     fallback: str | None = None
     """The pool whose free room this pool's borrowers may use."""
     hold: HoldOptions = field(default_factory=HoldOptions)

@@ -61,6 +61,8 @@ class BodyFacts(msgspec.Struct, kw_only=True, gc=False):
     """The answer that it goes on from, which only the instance that gave it knows (`/v1/responses`)."""
     prompt: Raw | None = None
     """The prompt's JSON as sent, for prefix hashing of chat-like endpoints. A view of the body."""
+    cache_salt: Raw | UnsetType = UNSET
+    """The client's own salt for the prefix cache, its JSON as sent. A view of the body."""
     has_priority: bool = False
     """The top level has a `priority` (in any disguise), which must go."""
     stream_options: dict[str, Any] | None = None
@@ -72,6 +74,7 @@ class BodyFacts(msgspec.Struct, kw_only=True, gc=False):
 class _Common(msgspec.Struct, gc=False):
     model: Any = None
     priority: Raw | UnsetType = UNSET
+    cache_salt: Raw | UnsetType = UNSET
 
 
 class _Generating(_Common, gc=False):
@@ -180,23 +183,32 @@ def inspect_body(endpoint: Endpoint, body: bytes) -> BodyFacts:
 
 
 def rewrite_body(
-    endpoint: Endpoint, body: bytes, facts: BodyFacts, *, priority: int | None, served_name: str | None = None
+    endpoint: Endpoint,
+    body: bytes,
+    facts: BodyFacts,
+    *,
+    priority: int | None,
+    served_name: str | None = None,
+    cache_salt: str | None = None,
 ) -> bytes:
     """The body for the engine: our priority (None: no priority at all), the served model name, usage asked for.
 
-    `facts` is what `inspect_body` said of this very body. `served_name` None: the client's name stays.
+    `facts` is what `inspect_body` said of this very body. `served_name` None: the client's name stays. `cache_salt`
+    (of `fairshare.wire.salt`) takes the place of the client's own; None: the client's stays.
     Everything else keeps its bytes. Raises `RequestProblem` if the top level cannot be written anew.
     """
     rename = served_name is not None and served_name != facts.model
     ask_usage = asks_usage(endpoint, facts)
     if not endpoint.priority_in_body:
         priority = None
-    if facts.has_priority or rename or facts.model is None or (ask_usage and facts.has_stream_options):
+    salts_anew = cache_salt is not None and facts.cache_salt is not UNSET
+    if facts.has_priority or rename or facts.model is None or (ask_usage and facts.has_stream_options) or salts_anew:
         return _rewrite_members(
             body,
             priority=priority,
             served_name=served_name,
             stream_options=usage_asked(facts.stream_options) if ask_usage else None,
+            cache_salt=cache_salt,
         )
     # A model was named, so the object has a member, and a comma is right before ours.
     if priority is None:
@@ -205,6 +217,8 @@ def rewrite_body(
         addition = b',"priority":%d,"stream_options":{"include_usage":true}}' % priority
     else:
         addition = b',"priority":%d}' % priority
+    if cache_salt is not None:
+        addition = b',"cache_salt":"%b"' % cache_salt.encode() + (addition or b"}")
     # After a valid object only white space follows its last brace.
     return body[: body.rindex(b"}")] + addition if addition else body
 
@@ -223,7 +237,12 @@ def usage_asked(stream_options: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _rewrite_members(
-    body: bytes, *, priority: int | None, served_name: str | None, stream_options: dict[str, Any] | None
+    body: bytes,
+    *,
+    priority: int | None,
+    served_name: str | None,
+    stream_options: dict[str, Any] | None,
+    cache_salt: str | None,
 ) -> bytes:
     try:
         members: dict[str, Any] = _decode_members(body)
@@ -236,6 +255,8 @@ def _rewrite_members(
         members["model"] = served_name
     if stream_options is not None:
         members["stream_options"] = stream_options
+    if cache_salt is not None:
+        members["cache_salt"] = cache_salt
     if priority is not None:
         members["priority"] = priority
     return _encode(members)
@@ -250,6 +271,7 @@ def _chat_facts(fields: _Chat, body: bytes) -> BodyFacts:
         estimated_prompt_tokens=_estimated_tokens(body),
         prompt=messages if isinstance(messages, Raw) else None,
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     if limit is not None:
@@ -277,6 +299,7 @@ def _completion_facts(fields: _Completion, body: bytes) -> BodyFacts:
         estimated_prompt_tokens=tokens,
         prompt=prompt if isinstance(prompt, Raw) else None,
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
     if fields.service_tier is not None:
         facts.service_class = _service_class(fields.service_tier)
@@ -303,6 +326,7 @@ def _responses_facts(fields: _Responses, body: bytes) -> BodyFacts:
         previous_response_id=fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
         prompt=fields.input if isinstance(fields.input, Raw) else None,
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
 
 
@@ -315,6 +339,7 @@ def _messages_facts(fields: _Messages, body: bytes) -> BodyFacts:
         estimated_prompt_tokens=_estimated_tokens(body),
         prompt=fields.messages if isinstance(fields.messages, Raw) else None,
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
 
 
@@ -328,6 +353,7 @@ def _embedding_facts(fields: _Embedding, body: bytes) -> BodyFacts:
         service_class=_service_class(fields.service_tier),
         estimated_prompt_tokens=tokens,
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
 
 
@@ -338,6 +364,7 @@ def _rerank_facts(fields: _Rerank, body: bytes) -> BodyFacts:
         service_class=_service_class(fields.service_tier),
         estimated_prompt_tokens=_estimated_tokens(body),
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
 
 
@@ -361,6 +388,7 @@ def _score_facts(fields: _Score, body: bytes) -> BodyFacts:
         service_class=_service_class(fields.service_tier),
         estimated_prompt_tokens=_estimated_tokens(body),
         has_priority=fields.priority is not UNSET,
+        cache_salt=fields.cache_salt,
     )
 
 

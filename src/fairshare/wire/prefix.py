@@ -28,9 +28,10 @@ def _boundaries() -> tuple[tuple[int, int], ...]:
 BOUNDARIES = _boundaries()
 
 
-def prefix_keys(model: str, prompt: bytes | memoryview) -> list[int]:
+def prefix_keys(model: str, prompt: bytes | memoryview, salt: str | None = None) -> list[int]:
     """Keys of the prompt's beginnings, the shortest first; none for a prompt that is shorter than `STEP_BYTES`.
 
+    `salt`: what the engine's cache is salted with; prompts with different salts share nothing there.
     Checksums, not digests: who forges one only chooses an instance for a request of its own, which load decides too.
     The same on every replica of the gateway.
     """
@@ -40,6 +41,8 @@ def prefix_keys(model: str, prompt: bytes | memoryview) -> list[int]:
     view = memoryview(prompt)
     crc32 = zlib.crc32
     key = crc32(model.encode())
+    if salt is not None:
+        key = crc32(salt.encode(), key)
     keys: list[int] = []
     for start, end in BOUNDARIES:
         if end > size:
