@@ -111,6 +111,21 @@ def test_headroom_needs_no_recall(runs: dict[str, Figures]) -> None:
     assert (pool.recalls, pool.thrown_away_tokens) == (0, 0)
 
 
+def test_adaptive_capacity_gives_batch_within_its_share_what_it_owns_where_the_cache_is_too_small(
+    runs: dict[str, Figures],
+) -> None:
+    fixed = (runs.get("kv-tight") or short_form("kv-tight")).pools[0]
+    adaptive = (runs.get("kv-tight-trim") or short_form("kv-tight-trim")).pools[0]
+    parts = (
+        {team.team: team.service_part for team in fixed.teams},
+        {team.team: team.service_part for team in adaptive.teams},
+    )
+    assert parts[0]["batch"] < 0.18
+    assert parts[1]["batch"] > 0.45
+    assert adaptive.output_tokens > 0.985 * fixed.output_tokens
+    assert adaptive.evictions < 0.8 * fixed.evictions
+
+
 def test_standing_decided_on_arrival_loses_the_reservation_behind_a_backlog() -> None:
     assert short_form("burst-s1", PolicyName.PASS).pools[0].worst_shortfall_points == 50.0
 

@@ -151,6 +151,8 @@ class PoolPlan(_Strict, frozen=True, kw_only=True):
     """C, in slots, of all its engines together."""
     half_life: Seconds = Seconds(7 * 86400.0)
     hold: Hold = Hold()
+    trim: bool = False
+    """Adaptive capacity, as in fairshare.yaml; for the policies that are `hold`."""
     engines: Engines = Engines()
     fallback: str = ""
     shares: dict[str, Share] = {}

@@ -16,7 +16,9 @@ from typing import Any, cast
 
 from fairshare.core.apportion import apportion
 from fairshare.core.decisions import Decision, Held, Instance, Recall, Refused, Request, Send
+from fairshare.core.hold import HoldQueue
 from fairshare.core.pool import Pool
+from fairshare.core.trim import Trim
 from fairshare.engine.scheduler import Change, Event, Policy, Scheduler, SchedulerConfig
 from fairshare.simulator import measures
 from fairshare.simulator.outcome import Outcome, PoolOutcome, TeamOutcome, Windows
@@ -27,6 +29,9 @@ from fairshare.simulator.traces import Arrival
 
 RETURN_SECONDS = 1.0
 """A team returns when its demand reaches its whole slots after having been below for at least this long."""
+
+SCRAPE_SECONDS = 2.0
+"""How often the gateway scrapes its engines (`fairshare.gateway.instances`)."""
 
 NO_LIMITS = RateLimits(tokens_per_minute=inf, requests_per_minute=inf)
 
@@ -222,6 +227,7 @@ class _Domain:
         "policy",
         "pool",
         "touched_at",
+        "trims",
     )
 
     def __init__(self, plan: PoolPlan, config: SchedulerConfig, pool: Pool, outcome: PoolOutcome) -> None:
@@ -231,6 +237,8 @@ class _Domain:
         self.policy: GatewayPolicy
         self.engines: dict[str, _Engine] = {}
         self.healthy: dict[str, bool] = {}
+        self.trims: dict[str, Trim] = {}
+        """Of each engine, where the capacity adapts."""
         self.configured_capacity = plan.capacity
         self.capacity = plan.capacity
         self.outcome = outcome
@@ -346,18 +354,31 @@ class World:
 
     def _instances(self, domain: _Domain) -> list[Instance]:
         """The pool's instances as records, each with its integer part of C."""
-        healthy = [name for name, well in domain.healthy.items() if well]
-        parts = apportion(domain.capacity, {name: Fraction(1, len(healthy)) for name in healthy}) if healthy else {}
+        parts = self._parts(domain)
         seats = domain.config.max_num_seqs if domain.plan.engines.known_seats else None
         return [
             Instance(
                 id=name,
-                part_slots=parts.get(name, 0),
+                part_slots=self._effective(domain, name, parts.get(name, 0)),
                 seats=seats,
                 accepting=well,
             )
             for name, well in domain.healthy.items()
         ]
+
+    @staticmethod
+    def _parts(domain: _Domain) -> dict[str, int]:
+        """Each healthy engine's integer part of C = floor(capacity x healthy / configured), before any trim."""
+        healthy = [name for name, well in domain.healthy.items() if well]
+        if not healthy:
+            return {}
+        capacity = domain.configured_capacity * len(healthy) // len(domain.healthy)
+        return apportion(capacity, {name: Fraction(1, len(healthy)) for name in healthy})
+
+    @staticmethod
+    def _effective(domain: _Domain, name: str, part_slots: int) -> int:
+        trim = domain.trims.get(name)
+        return part_slots if trim is None else trim.effective(part_slots)
 
     def _start(self, arrivals: Sequence[Arrival]) -> None:
         for team in self.scenario.teams:
@@ -372,6 +393,10 @@ class World:
         self._next_of_trace(iter(arrivals), None)
         for change in self.scenario.changes:
             self._at(change.at, self._change, change)
+        for domain in self._domains:
+            if domain.plan.trim and isinstance(domain.policy, HoldQueue):
+                domain.trims = {name: Trim() for name in domain.engines}
+                self._at(SCRAPE_SECONDS, self._scrape, domain)
         self._at(self.scenario.window, self._sample)
 
     def _start_client(self, client: _Client) -> None:
@@ -744,10 +769,9 @@ class World:
         self._set_capacity(domain)
 
     def _set_capacity(self, domain: _Domain) -> None:
-        """C = floor(capacity x healthy / configured), and each healthy engine's part of it."""
+        """C is what the healthy engines' parts add up to."""
         domain.touch(self.now)
-        healthy = sum(domain.healthy.values())
-        domain.capacity = domain.configured_capacity * healthy // len(domain.healthy)
+        domain.capacity = sum(self._effective(domain, name, part) for name, part in self._parts(domain).items())
         domain.pool.set_capacity(domain.capacity)
         decisions: list[Decision] = []
         for instance in self._instances(domain):
@@ -755,6 +779,22 @@ class World:
         for team, account in domain.accounts.items():
             account.whole_slots = floor(domain.pool.exact_shares.get(team, Fraction(0)) * domain.capacity)
         self._carry_out(domain, decisions + domain.policy.capacity_changed())
+
+    def _scrape(self, domain: _Domain) -> None:
+        """As the gateway does it: what waits inside each engine may move its part of C."""
+        queue = domain.policy
+        assert isinstance(queue, HoldQueue)
+        in_flight = {instance.id: instance.in_flight_slots for instance in queue.snapshot().instances}
+        changed = 0
+        for name, part_slots in self._parts(domain).items():
+            engine = domain.engines[name]
+            self._catch_up(engine)
+            self._quiet_until[engine.index] = engine.scheduler.quiet_until()
+            waiting = engine.scheduler.waiting_count
+            changed += abs(domain.trims[name].scraped(waiting, in_flight_slots=in_flight[name], part_slots=part_slots))
+        if changed:
+            self._set_capacity(domain)
+        self._at(self.now + SCRAPE_SECONDS, self._scrape, domain)
 
     def _lose_engine(self, domain: _Domain, engine: _Engine, seconds: float) -> None:
         """The engine dies: its connections are reset, and it is empty when it comes back.
