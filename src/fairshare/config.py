@@ -79,6 +79,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "prefix_secret_file",
         "fallback",
         "hold",
+        "trim",
         "timeouts",
         "cost",
     ),
@@ -400,6 +401,10 @@ def _pool_name(place: _Place) -> str:
 
 def _integer(place: _Place, lowest: int) -> int:
     text = place.text(f"a whole number of at least {lowest}")
+    if text.isascii() and text.isdigit() and len(text) > 1 and text[0] == "0":
+        raise place.invalid(
+            f'must be written without a zero in front, found "{text}", which YAML 1.1 reads as an octal number'
+        )
     if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < lowest:
         raise place.invalid(f'must be a whole number of at least {lowest}, written with digits only, found "{text}"')
     return int(text)
@@ -763,6 +768,7 @@ def _pool(place: _Place) -> PoolSpec:
         prefix_secret=_prefix_secret(fields),
         fallback=fields.read("fallback", _pool_name, None),
         hold=fields.read("hold", _hold, HoldOptions()),
+        trim=fields.read("trim", _truth, False),
         timeouts=fields.read("timeouts", _timeouts, Timeouts()),
         cost=fields.read("cost", _cost, CostWeights()),
         calibrated="cost" in fields,
@@ -1186,6 +1192,11 @@ def _check_engines(spec: GatewaySpec, report: _Report) -> None:
                     f'{instance.url} is also in pool "{spec.pools[other].name}"; neither knows what the other runs '
                     "there, so lower the capacity of both",
                 )
+        if pool.trim and pool.mode is not Mode.HOLD:
+            report.problem(
+                f"pools[{index}].trim",
+                f"needs dispatch: hold, found {pool.mode}, in which the engines' own queues are where requests wait",
+            )
         seats = [instance.max_num_seqs for instance in pool.instances]
         known = [each for each in seats if each is not None]
         if len(known) == len(seats) and sum(known) < pool.capacity:

@@ -210,6 +210,8 @@ class PoolSpec:
     fallback: str | None = None
     """The pool whose free room this pool's borrowers may use."""
     hold: HoldOptions = field(default_factory=HoldOptions)
+    trim: bool = False
+    """Whether an instance's part of C falls while requests wait inside it (`fairshare.core.trim`)."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     cost: CostWeights = field(default_factory=CostWeights)
     calibrated: bool = False
