@@ -91,7 +91,7 @@ def test_the_admin_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("body", "code", "sentence"),
     [
-        (b"", 401, "refuses the admin key; give the right one with --key-file"),
+        (b"", 401, "refuses the key; give the right one with --key-file"),
         (b"", 500, "answers with status 500"),
         (b"<html>", 200, "does not answer like the admin port"),
     ],

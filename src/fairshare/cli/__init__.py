@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fairshare.cli import accounts, check, demo, doctor, engine, keys, report, serve, simulate, status
+from fairshare.cli import accounts, check, demo, doctor, engine, explain, keys, report, serve, simulate, status, top
 from fairshare.errors import FairshareError
 
-COMMANDS = (serve, check, doctor, status, keys, accounts, report, demo, engine, simulate)
+COMMANDS = (serve, check, doctor, status, top, explain, keys, accounts, report, demo, engine, simulate)
 """Each has `register(app)`; the order is the one of `fairshare --help`."""
 
 

@@ -1,20 +1,16 @@
 """`fairshare status`: what a running gateway is doing."""
 
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairshare.errors import OperatorError
+from fairshare.cli.asking import USUAL_ADMIN, AdminOption, KeyFileOption, admin_key, decoded, fetch
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fairshare.gateway.status import InstanceStatus, PoolStatus, TeamStatus
-
-TIMEOUT_SECONDS = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -22,73 +18,23 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    admin: Annotated[
-        str, typer.Option("--admin", help="The gateway's admin port.", metavar="URL")
-    ] = "http://127.0.0.1:8081",
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--key-file",
-            help="A file with the admin key; else the environment variable FAIRSHARE_ADMIN_KEY, if it is set.",
-            metavar="FILE",
-        ),
-    ] = None,
+    admin: AdminOption = USUAL_ADMIN,
+    key_file: KeyFileOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer of /api/v1/pools as it is.")] = False,
 ) -> None:
     """Show the pools of a running gateway: who owns, uses, borrows and waits."""
-    body = _fetch(f"{admin.rstrip('/')}/api/v1/pools", _admin_key(key_file))
+    body = fetch(admin, "/api/v1/pools", admin_key(key_file))
     if as_json:
         print(body.decode())
         return
 
-    import msgspec
     from rich.console import Console
 
     from fairshare.gateway.status import PoolStatus
 
-    try:
-        pools = msgspec.json.decode(body, type=list[PoolStatus])
-    except msgspec.MsgspecError:
-        raise OperatorError(f"{admin} does not answer like the admin port of a fairshare gateway") from None
     console = Console(highlight=False, soft_wrap=True)
-    for pool in pools:
+    for pool in decoded(body, list[PoolStatus], admin):
         _show(console.print, pool)
-
-
-def _admin_key(key_file: Path | None) -> str | None:
-    if key_file is None:
-        return os.environ.get("FAIRSHARE_ADMIN_KEY")
-    try:
-        return key_file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or "no text").lower() if isinstance(error, OSError) else "not text"
-        raise OperatorError(f"the admin key cannot be read from {key_file} ({reason})") from None
-
-
-def _fetch(url: str, key: str | None) -> bytes:
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    if not url.startswith(("http://", "https://")):
-        raise OperatorError(f'--admin must be an address such as http://127.0.0.1:8081, found "{url}"')
-    request = urllib.request.Request(url)
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
-    # No proxy: the admin port is near, and a key must not go elsewhere.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-            return answer.read()
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 401:
-            raise OperatorError(f"{url} refuses the admin key; give the right one with --key-file") from None
-        raise OperatorError(f"{url} answers with status {error.code}; is this a fairshare admin port?") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        detail = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
-        raise OperatorError(f"{url} cannot be reached ({str(detail).lower()}); is the gateway running?") from None
 
 
 def _show(show: "Callable[[str | Table], None]", pool: "PoolStatus") -> None:

@@ -299,7 +299,7 @@ class Explainer:
             else "none of them had waited."
         )
         if recalled:
-            sentence += f" {_count(recalled, 'time')} one was taken back for an owner, uncharged."
+            sentence += f" {_count(recalled, 'time')} a request was taken back for an owner, uncharged."
         if refused:
             sentence += f" {refused} were refused."
         numbers: dict[str, float | str | None] = {

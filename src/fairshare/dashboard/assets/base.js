@@ -27,9 +27,11 @@ export const compact = new Intl.NumberFormat("en", { notation: "compact", maximu
 export const precise = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 export const percent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 2 });
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
 const dated = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false });
 
 export const timeOf = (at) => clock.format(at * 1000);
+export const minuteOf = (at) => minutes.format(at * 1000);
 export const dateOf = (at) => dated.format(at * 1000);
 
 export function seconds(value) {
@@ -49,6 +51,11 @@ export const level = (value) => (value === null ? "∞" : precise.format(value))
 // that runs far above what it owns has each of its next requests sent as a borrower.
 export function borrowed(team) {
   return Math.max(0, Math.min(team.borrowing, team.in_flight - team.reserved));
+}
+
+// A sentence as nodes: what stands in backticks is something to type.
+export function prose(text) {
+  return text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
 }
 
 export class Refused extends Error {

@@ -1,9 +1,10 @@
 // The charts: what is owned, used within share, borrowed, held and taken back, over time. Drawn by uPlot.
 import uPlot from "./uPlot.js";
-import { element, drawing, write, whole, precise, dateOf, timeOf } from "./base.js";
+import { element, drawing, write, whole, precise, dateOf, minuteOf, timeOf } from "./base.js";
 
 const SLOTS_HEIGHT = 200;
 const WAITS_HEIGHT = 96;
+const SHORTEST_SECONDS = 60;
 
 function colours() {
   const style = getComputedStyle(document.documentElement);
@@ -69,17 +70,23 @@ export class PoolChart {
     const axis = { stroke: colour.soft, grid: { stroke: colour.line, width: 1 }, ticks: { stroke: colour.line, width: 1 }, font: "12px system-ui, sans-serif" };
     const upwards = (_, low, high) => [0, Math.max(1, high) * 1.08];
     const wholeNumbers = { ...axis, size: 44, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000] };
+    // What there is fills the picture, from one minute on.
+    const reach = (_, first, last) => [Math.min(first, last - SHORTEST_SECONDS), last];
+    const times = (_, splits) => splits.map((at, i) => {
+      const step = splits.length > 1 ? splits[1] - splits[0] : 60;
+      return step < 60 ? timeOf(at) : step >= 43200 || (i === 0 && step >= 3600) ? dateOf(at) : minuteOf(at);
+    });
     const common = {
       width: this.width,
       legend: { show: false },
       cursor: { sync: { key: this.label }, drag: { x: false, y: false }, points: { show: false }, x: true, y: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
     };
     const hooks = { setCursor: [(chart) => this.tell(chart.cursor.idx)] };
     this.slots = new uPlot({
       ...common, hooks, height: SLOTS_HEIGHT,
-      scales: { y: { range: upwards } },
-      axes: [{ ...axis, values: [] , size: 8 }, wholeNumbers],
+      scales: { x: { range: reach }, y: { range: upwards } },
+      axes: [{ ...axis, space: 80, values: [], size: 8 }, wholeNumbers],
       series: [
         {},
         { stroke: colour.borrow, fill: colour.borrowArea, width: 1, paths: stepped, points: { show: false } },
@@ -90,8 +97,8 @@ export class PoolChart {
     }, this.tables[0], this.picture);
     this.waits = new uPlot({
       ...common, height: WAITS_HEIGHT,
-      scales: { y: { range: upwards } },
-      axes: [{ ...axis, space: 80 }, { ...wholeNumbers, space: 22 }],
+      scales: { x: { range: reach }, y: { range: upwards } },
+      axes: [{ ...axis, space: 80, size: 26, values: times }, { ...wholeNumbers, space: 22 }],
       series: [
         {},
         { stroke: colour.held, fill: colour.heldArea, width: 1, paths: stepped, points: { show: false } },
@@ -138,8 +145,9 @@ export class Spark {
     this.node.append(drawing("path", { class: "ground", d: `M0 ${above}H${width}`, "vector-effect": "non-scaling-stroke" }), this.owns);
   }
 
-  // `points`: [{ at, within, borrow, held, owns }] in order of time; `span` seconds are shown.
-  draw(points, now, span) {
+  // `points`: [{ at, within, borrow, held, owns }] in order of time; at most `longest` seconds are shown.
+  draw(points, now, longest) {
+    const span = Math.min(longest, Math.max(SHORTEST_SECONDS, now - points[0].at));
     const { width, height, above } = SPARK;
     const below = height - above - 1;
     const top = Math.max(1, ...points.map((p) => Math.max(p.owns, p.within + p.borrow))) * 1.1;

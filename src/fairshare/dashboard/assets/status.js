@@ -1,5 +1,5 @@
 // The operator's page: every pool, live.
-import { borrowed, compact, element, follow, get, level, percent, plural, seconds, whole, write } from "./base.js";
+import { borrowed, compact, element, follow, get, level, percent, plural, prose, seconds, whole, write } from "./base.js";
 import { Spark } from "./charts.js";
 import { connection, Picture, requestRow, showBudgets, Why } from "./shared.js";
 
@@ -91,7 +91,13 @@ class TeamRow {
       cell.classList.toggle("zero", value === 0 && column.key !== "budget");
       cell.classList.toggle("bad", column.key === "budget" && left === 0);
     }
-    if (this.seen && !this.row.hidden) this.spark.draw(this.points, at, SPARK_SECONDS);
+    this.at = at;
+    this.draw();
+  }
+
+  // Only what somebody sees is drawn: a hundred pictures once a second are too many for a phone.
+  draw() {
+    if (this.seen && !this.row.hidden && this.points.length) this.spark.draw(this.points, this.at, SPARK_SECONDS);
   }
 }
 
@@ -173,7 +179,10 @@ class PoolView {
       element("table", { class: "instances" }, element("thead", {}, element("tr", {}, ...instanceHeadings)), this.instances), this.notes);
     this.glance = element("a", { href: `#${this.id}` });
     this.watcher = new IntersectionObserver((changes) => {
-      for (const change of changes) change.target.teamRow.seen = change.isIntersecting;
+      for (const { target, isIntersecting } of changes) {
+        target.teamRow.seen = isIntersecting;
+        target.teamRow.draw();
+      }
     }, { rootMargin: "100px" });
     this.markSort();
     this.past();
@@ -283,7 +292,7 @@ class PoolView {
     this.instancesShown = key;
     write(this.instanceCount, plural(pool.instances.length, "engine"));
     this.instances.replaceChildren(...pool.instances.map((instance) => instanceRow(instance, pool.finding_details)));
-    this.notes.replaceChildren(...pool.finding_details.filter((detail) => detail.severity === "note").map((detail) => element("li", {}, `${detail.sentence} ${detail.fix}`)));
+    this.notes.replaceChildren(...pool.finding_details.filter((detail) => detail.severity === "note").map((detail) => element("li", {}, ...prose(`${detail.sentence} ${detail.fix}`))));
   }
 
   showGlance(pool, lent) {
@@ -344,15 +353,22 @@ function showProblems(pools) {
   // What is said of the store is the same for every pool.
   const seen = new Set();
   const once = found.filter((detail) => !seen.has(detail.sentence) && seen.add(detail.sentence));
-  once.sort((a, b) => Number(b.severity === "error") - Number(a.severity === "error"));
-  const key = JSON.stringify(once);
+  // What several engines have in common is said once.
+  const groups = new Map();
+  for (const detail of once) {
+    const place = JSON.stringify([detail.id, detail.why, detail.fix]);
+    if (groups.has(place)) groups.get(place).sentences.push(detail.sentence);
+    else groups.set(place, { ...detail, sentences: [detail.sentence] });
+  }
+  const grouped = [...groups.values()].sort((a, b) => Number(b.severity === "error") - Number(a.severity === "error"));
+  const key = JSON.stringify(grouped);
   if (key === problemsShown) return;
   problemsShown = key;
-  problems.hidden = once.length === 0;
-  problems.querySelector("ul").replaceChildren(...once.map((detail) => element("li", { class: detail.severity },
-    element("p", {}, element("strong", {}, detail.severity === "error" ? "Problem: " : "Mind: "), detail.sentence),
-    ...(detail.why ? [element("p", { class: "reason" }, detail.why)] : []),
-    ...(detail.fix ? [element("p", {}, element("strong", {}, "Do: "), detail.fix)] : []))));
+  problems.hidden = grouped.length === 0;
+  problems.querySelector("ul").replaceChildren(...grouped.map((detail) => element("li", { class: detail.severity },
+    ...detail.sentences.map((sentence, i) => element("p", {}, ...(i ? [] : [element("strong", {}, detail.severity === "error" ? "Problem: " : "Warning: ")]), ...prose(sentence))),
+    ...(detail.why ? [element("p", { class: "reason" }, ...prose(detail.why))] : []),
+    ...(detail.fix ? [element("p", {}, element("strong", {}, "What to do: "), ...prose(detail.fix))] : []))));
 }
 
 const why = new Why(byId("ask"), byId("of"), byId("answer"), (of) => get(`/api/v1/explain?of=${encodeURIComponent(of)}`));
