@@ -1,10 +1,13 @@
 """The rules of `hold`, one plain example each, in the order in which they apply: owners, turns, borrowers."""
 
 import math
+from weakref import ref
 
 import pytest
 
+from fairshare import Pool
 from fairshare.core.decisions import Instance, RefusalReason, Request
+from fairshare.core.hold import HoldQueue
 from fairshare.core.priority import Standing
 from support.desk import BATCH, WEIGHTED, Desk, borrow, hold, own
 
@@ -961,6 +964,36 @@ def test_a_request_waits_so_long_and_no_longer() -> None:
     assert desk.release("A1") == []
 
 
+def test_a_request_that_was_taken_back_has_waited_before() -> None:
+    desk = Desk(2, HALVES, seats=2, longest_wait_seconds=10.0)
+    desk.submit("A", 3)
+    assert desk.wait(3.0) == []
+    assert desk.submit("A") == ["hold A4"]
+    assert desk.wait(3.0) + desk.release("A2") == ["borrow A3"]
+    assert desk.wait(1.0) + desk.submit("B") == ["recall A3", "own B1"]
+    desk.aborted("A3")
+    assert desk.wait(1.0) == []
+    assert desk.queue.next_deadline() == 11.0  # six seconds before it was sent and four now
+    assert desk.queue.snapshot().teams[0].oldest_held_seconds == 7.0
+    assert desk.wait(2.99) == []
+    assert desk.wait(0.01) == ["refuse A3"]
+    assert refusal(desk, "A3") == (RefusalReason.HELD_TOO_LONG, 10.0, 10.0)
+    assert desk.queue.next_deadline() == 13.0
+    assert desk.wait(2.0) == ["refuse A4"]
+
+
+def test_of_requests_that_were_taken_back_the_one_that_waited_longest_is_refused_first() -> None:
+    desk = Desk(3, {"A": "1/3", "B": "2/3"}, seats=3, longest_wait_seconds=10.0)
+    desk.submit("A", 4)
+    assert desk.wait(2.0) + desk.submit("A") == ["hold A5"]
+    assert desk.wait(3.0) + desk.release("A2", "A3") == ["borrow A4", "borrow A5"]
+    assert desk.submit("B") == ["recall A5", "own B1"]
+    assert desk.wait(1.0) + desk.submit("B") == ["recall A4", "own B2"]
+    assert desk.queue.next_deadline() == 6.0 + 5.0
+    assert desk.wait(5.99) == ["refuse A4"]
+    assert desk.wait(0.01) == ["refuse A5"]
+
+
 def test_a_refused_client_is_told_to_come_back_when_a_slot_is_expected_to_be_free() -> None:
     desk = Desk(2, {"A": 1}, max_held_per_team=3)
     desk.submit("A", 2)
@@ -1270,6 +1303,34 @@ def test_the_home_queue_hears_of_the_end_of_a_recall_elsewhere() -> None:
     spare.release("S1")
     assert desk.held() == 1  # the seat may still be taken
     assert desk.aborted("A6") == ["borrow A6 in spare"]
+
+
+def test_a_queue_that_was_replaced_leaves_its_fallback_when_its_last_request_has_ended() -> None:
+    desk, spare = with_a_spare_pool()
+    desk.submit("A", 5)
+    left = ref(desk.queue)
+    new = desk.queue = HoldQueue(desk.pool, instances=two_instances(), fallback=spare.queue)
+    assert left().released("A5", 1.0) == []
+    assert [guest() for guest in spare.queue._guests] == [left(), new]
+    left().cancelled("A9")
+    for number in range(1, 5):
+        left().released(f"A{number}", 1.0)
+    assert left() is None
+    assert desk.submit("A", 5)[-1] == "borrow A10 in spare"
+    HoldQueue(Pool("other", 1, {}, None), fallback=spare.queue)
+    assert [guest() for guest in spare.queue._guests][:-1] == [new]
+
+
+def test_a_queue_that_was_replaced_still_hears_that_its_guest_was_taken_back() -> None:
+    desk, spare = with_a_spare_pool()
+    desk.submit("A", 6)
+    desk.first_byte("A5")
+    left = desk.queue
+    desk.queue = HoldQueue(desk.pool, instances=two_instances(), fallback=spare.queue)
+    assert spare.submit("S") == ["recall A6", "own S1"]
+    assert left.snapshot().held == 1
+    assert desk.note(left.aborted("A6")) == []
+    assert desk.note(spare.queue.released("S1", 1.0)) == ["borrow A6 in spare"]
 
 
 def test_a_guest_that_began_is_not_taken_back() -> None:
