@@ -123,7 +123,7 @@ lock-vllm: ## renew requirements/vllm.txt from requirements/vllm.in (needs uv, a
 	$(addprefix --no-emit-package ,torch torchaudio torchcodec torchvision triton) -o requirements/vllm.txt
 
 # Debian packages that tests use beyond Python (as root). None is needed for the gateway itself.
-SYSTEM_PACKAGES := systemd
+SYSTEM_PACKAGES := chromium systemd
 
 system-deps: ## Debian packages that the fullest test run uses (root)
 	@if [ -z "$(SYSTEM_PACKAGES)" ]; then echo "system-deps: no Debian package is needed"; \
