@@ -31,7 +31,7 @@ def test_a_lease_is_taken_by_the_first_and_only_by_it(run: Run) -> None:
         assert 55.0 < first.left_seconds <= 60.0
         assert held(await store.acquire("chat", **TWO)) == ("one", 1)
         assert held(await store.acquire("code", **TWO)) == ("two", 1)
-        assert [(row.pool, held(row), row.address) for row in await store.read()] == [
+        assert [(row.lease, held(row), row.address) for row in await store.read()] == [
             ("chat", ("one", 1), "unix:/one"),
             ("code", ("two", 1), "unix:/two"),
         ]
@@ -91,16 +91,18 @@ def test_what_an_owner_saved_is_what_its_successor_finds(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LeaseStore(database)
         await store.acquire("chat", **ONE)
-        assert await store.save("chat", epoch=1, used={"ads": 0.1 + 0.2, "search": 3.0}, slots={"ads": 2, "search": 5})
-        assert await store.save("chat", epoch=1, used={"ads": 1.5}, slots={"ads": 4})
+        assert await store.save("chat", epoch=1, used={"chat": {"ads": 0.1 + 0.2, "search": 3.0}}, state=b"one")
+        assert await store.save("chat", epoch=1, used={"chat": {"ads": 1.5}, "code": {"ads": 7.0}}, state=b"\0two")
         await store.release("chat", epoch=1)
         await store.acquire("chat", **TWO)
-        left = await store.left_behind("chat", epoch=2)
+        left = await store.left_behind("chat", epoch=2, pools=["chat", "code"])
         assert left is not None
-        assert left.usage == {"ads": 1.5, "search": 3.0}
-        assert left.in_flight == {"ads": 4}
-        assert 0.0 <= left.in_flight_age_seconds < 30.0
-        assert all(0.0 <= age < 30.0 for age in left.usage_age_seconds.values())
+        assert {pool: {team: used for team, (used, _) in by_team.items()} for pool, by_team in left.usage.items()} == {
+            "chat": {"ads": 1.5, "search": 3.0},
+            "code": {"ads": 7.0},
+        }
+        assert all(0.0 <= age < 30.0 for by_team in left.usage.values() for _, age in by_team.values())
+        assert left.state == b"\0two"
 
     run(main)
 
@@ -109,14 +111,16 @@ def test_a_write_of_an_old_epoch_is_refused_and_changes_nothing(run: Run) -> Non
     async def main(database: Database) -> None:
         store = LeaseStore(database)
         await store.acquire("chat", **ONE)
-        await store.save("chat", epoch=1, used={"ads": 1.0}, slots={"ads": 1})
+        await store.save("chat", epoch=1, used={"chat": {"ads": 1.0}}, state=b"first")
         await end(database)
         await store.acquire("chat", **TWO)
-        assert not await store.save("chat", epoch=1, used={"ads": 9.0, "search": 9.0}, slots={"search": 9})
-        assert await store.left_behind("chat", epoch=1) is None
-        left = await store.left_behind("chat", epoch=2)
+        assert not await store.save("chat", epoch=1, used={"chat": {"ads": 9.0, "search": 9.0}}, state=b"late")
+        assert await store.left_behind("chat", epoch=1, pools=["chat"]) is None
+        left = await store.left_behind("chat", epoch=2, pools=["chat"])
         assert left is not None
-        assert (left.usage, left.in_flight) == ({"ads": 1.0}, {"ads": 1})
+        assert list(left.usage["chat"]) == ["ads"]
+        assert left.usage["chat"]["ads"][0] == 1.0
+        assert left.state == b"first"
 
     run(main)
 

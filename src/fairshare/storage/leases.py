@@ -1,4 +1,4 @@
-"""Leases: which replica decides for a pool, and what it leaves to its successor.
+"""Leases: which replica decides for a group of pools, and what it leaves to its successor.
 
 Points in time are on the database's clock, which all replicas share. Whatever an owner writes carries the epoch of its
 lease, and the lease's row is locked in the same transaction: a write of an old epoch is refused, and one that was
@@ -9,22 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
-from fairshare.storage.schema import DOUBLE, in_flight, leases, usage
+from fairshare.storage.schema import DOUBLE, leases, usage
 
 PATIENCE_SECONDS = 2.0
 """How long a transaction about a lease may take: an owner must know in time whether it still is one."""
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The right to decide for a pool, as the store has it."""
+    """The right to decide for a group of pools, as the store has it."""
 
-    pool: str
+    lease: str
+    """Its name."""
     epoch: int
     """Grows with every owner, never falls."""
     owner: str
@@ -36,14 +37,12 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner before saved of one pool last."""
+    """What the owner before saved last."""
 
-    usage: Mapping[str, float]
-    """Team → decayed usage in cost units, as it was `usage_age_seconds` ago."""
-    usage_age_seconds: Mapping[str, float]
-    in_flight: Mapping[str, int]
-    """Team → slots, phantoms among them."""
-    in_flight_age_seconds: float
+    usage: Mapping[str, Mapping[str, tuple[float, float]]]
+    """Pool → team → decayed usage in cost units, and how many seconds ago it was that."""
+    state: bytes
+    """What went with it; empty: nothing was ever saved."""
 
 
 class LeaseStore:
@@ -64,20 +63,20 @@ class LeaseStore:
     # ------------------------------------------------------------------ leases
 
     async def read(self) -> list[LeaseRow]:
-        """The lease of every pool that ever had one, also those that have ended."""
+        """Every lease that there ever was, also those that have ended."""
         async with self._database.reading(patience_seconds=PATIENCE_SECONDS) as connection:
-            return [_lease(row) for row in await connection.execute(select(*self._columns()).order_by(leases.c.pool))]
+            return [_lease(row) for row in await connection.execute(select(*self._columns()).order_by(leases.c.lease))]
 
-    async def acquire(self, pool: str, *, owner: str, address: str, seconds: float) -> LeaseRow:
-        """Take a pool's lease, with a new epoch, if nobody else holds it. Returns the lease that is in force then.
+    async def acquire(self, lease: str, *, owner: str, address: str, seconds: float) -> LeaseRow:
+        """Take a lease, with a new epoch, if nobody else holds it. Returns the lease that is in force then.
 
         An owner that asks again gets a new epoch too: it may have forgotten what it did in the old one.
         """
         take = self._dialect_insert(leases).values(
-            pool=pool, epoch=1, owner=owner, address=address, ends_at=self._now + seconds
+            lease=lease, epoch=1, owner=owner, address=address, state=b"", ends_at=self._now + seconds
         )
         take = take.on_conflict_do_update(
-            index_elements=["pool"],
+            index_elements=["lease"],
             set_={
                 "epoch": leases.c.epoch + 1,
                 "owner": take.excluded.owner,
@@ -88,9 +87,9 @@ class LeaseStore:
         )
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
             await connection.execute(take)
-            return await self._in_force(connection, pool)
+            return await self._in_force(connection, lease)
 
-    async def renew(self, pool: str, *, epoch: int, seconds: float) -> LeaseRow:
+    async def renew(self, lease: str, *, epoch: int, seconds: float) -> LeaseRow:
         """Let a lease that has not ended go on for so long from now. Returns the lease that is in force then.
 
         One that has ended is not renewed, even if nobody took it: its owner has stopped deciding and takes a new one.
@@ -98,28 +97,28 @@ class LeaseStore:
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
             await connection.execute(
                 update(leases)
-                .where(leases.c.pool == pool, leases.c.epoch == epoch, leases.c.ends_at > self._now)
+                .where(leases.c.lease == lease, leases.c.epoch == epoch, leases.c.ends_at > self._now)
                 .values(ends_at=self._now + seconds)
             )
-            return await self._in_force(connection, pool)
+            return await self._in_force(connection, lease)
 
-    async def release(self, pool: str, *, epoch: int) -> None:
+    async def release(self, lease: str, *, epoch: int) -> None:
         """End a lease now, so that another replica need not wait for it. Nothing, if it is not in force."""
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
             await connection.execute(
                 update(leases)
-                .where(leases.c.pool == pool, leases.c.epoch == epoch, leases.c.ends_at > self._now)
+                .where(leases.c.lease == lease, leases.c.epoch == epoch, leases.c.ends_at > self._now)
                 .values(ends_at=self._now)
             )
 
     # ------------------------------------------------------------------ what goes with them
 
-    async def save(self, pool: str, *, epoch: int, used: Mapping[str, float], slots: Mapping[str, int]) -> bool:
-        """Save usage (these teams) and slots in flight (all teams) of a pool. False: there is a newer owner.
+    async def save(self, lease: str, *, epoch: int, used: Mapping[str, Mapping[str, float]], state: bytes) -> bool:
+        """Save usage and what goes with it, in one transaction. False: nothing was saved, there is a newer owner.
 
         Args:
-            used: team → decayed usage now, cost units.
-            slots: team → slots in flight, phantoms among them.
+            used: pool → team → decayed usage now, cost units.
+            state: replaces what was saved before.
         """
         save_usage = self._dialect_insert(usage)
         save_usage = save_usage.on_conflict_do_update(
@@ -127,52 +126,51 @@ class LeaseStore:
             set_={"cost_units": save_usage.excluded.cost_units, "as_of": save_usage.excluded.as_of},
         )
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
-            now = await self._fenced(connection, pool, epoch)
+            now = await self._fenced(connection, lease, epoch)
             if now is None:
                 return False
-            if used:
-                rows = [{"pool": pool, "team": team, "cost_units": used[team], "as_of": now} for team in sorted(used)]
+            rows = [
+                {"pool": pool, "team": team, "cost_units": cost_units, "as_of": now}
+                for pool, by_team in sorted(used.items())
+                for team, cost_units in sorted(by_team.items())
+            ]
+            if rows:
                 await connection.execute(save_usage, rows)
-            await connection.execute(delete(in_flight).where(in_flight.c.pool == pool))
-            if slots:
-                rows = [{"pool": pool, "team": team, "slots": slots[team], "as_of": now} for team in sorted(slots)]
-                await connection.execute(insert(in_flight), rows)
+            await connection.execute(update(leases).where(leases.c.lease == lease).values(state=state))
             return True
 
-    async def left_behind(self, pool: str, *, epoch: int) -> LeftBehind | None:
+    async def left_behind(self, lease: str, *, epoch: int, pools: Sequence[str]) -> LeftBehind | None:
         """What the owners before saved last; read it once the lease is held. None: there is a newer owner."""
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
-            now = await self._fenced(connection, pool, epoch)
+            now = await self._fenced(connection, lease, epoch)
             if now is None:
                 return None
-            used = (await connection.execute(select(usage).where(usage.c.pool == pool))).all()
-            slots = (await connection.execute(select(in_flight).where(in_flight.c.pool == pool))).all()
-            return LeftBehind(
-                usage={row.team: row.cost_units for row in used},
-                usage_age_seconds={row.team: max(0.0, now - row.as_of) for row in used},
-                in_flight={row.team: row.slots for row in slots},
-                in_flight_age_seconds=max((max(0.0, now - row.as_of) for row in slots), default=0.0),
-            )
+            rows = (await connection.execute(select(usage).where(usage.c.pool.in_(pools)))).all()
+            used: dict[str, dict[str, tuple[float, float]]] = {}
+            for row in rows:
+                used.setdefault(row.pool, {})[row.team] = (row.cost_units, max(0.0, now - row.as_of))
+            state = await connection.scalar(select(leases.c.state).where(leases.c.lease == lease))
+            return LeftBehind(usage=used, state=state or b"")
 
     # ------------------------------------------------------------------ inside
 
     def _columns(self) -> Iterable[ColumnElement[Any]]:
         return (
-            leases.c.pool,
+            leases.c.lease,
             leases.c.epoch,
             leases.c.owner,
             leases.c.address,
             (leases.c.ends_at - self._now).label("left_seconds"),
         )
 
-    async def _in_force(self, connection: AsyncConnection, pool: str) -> LeaseRow:
-        return _lease((await connection.execute(select(*self._columns()).where(leases.c.pool == pool))).one())
+    async def _in_force(self, connection: AsyncConnection, lease: str) -> LeaseRow:
+        return _lease((await connection.execute(select(*self._columns()).where(leases.c.lease == lease))).one())
 
-    async def _fenced(self, connection: AsyncConnection, pool: str, epoch: int) -> float | None:
+    async def _fenced(self, connection: AsyncConnection, lease: str, epoch: int) -> float | None:
         """Lock the lease, so that no other epoch begins before this transaction ends. The time; None: one has begun."""
-        held = select(self._now).where(leases.c.pool == pool, leases.c.epoch == epoch).with_for_update()
+        held = select(self._now).where(leases.c.lease == lease, leases.c.epoch == epoch).with_for_update()
         return await connection.scalar(held)
 
 
 def _lease(row: Sequence[Any]) -> LeaseRow:
-    return LeaseRow(pool=row[0], epoch=row[1], owner=row[2], address=row[3], left_seconds=float(row[4]))
+    return LeaseRow(lease=row[0], epoch=row[1], owner=row[2], address=row[3], left_seconds=float(row[4]))

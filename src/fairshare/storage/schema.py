@@ -12,6 +12,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -244,20 +245,12 @@ history = Table(
 leases = Table(
     "leases",
     metadata,
-    Column("pool", Text, primary_key=True),
+    Column("lease", Text, primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("owner", Text, nullable=False),
     Column("address", Text, nullable=False),
     Column("ends_at", DOUBLE, nullable=False),
+    Column("state", LargeBinary, nullable=False),
 )
-"""Which replica decides for a pool. `ends_at`: on the clock of the database. `epoch` only grows, so rows stay."""
-
-in_flight = Table(
-    "in_flight",
-    metadata,
-    Column("pool", Text, primary_key=True),
-    Column("team", Text, primary_key=True),
-    Column("slots", Integer, nullable=False),
-    Column("as_of", DOUBLE, nullable=False),
-)
-"""What a pool's owner had in flight, phantoms among it: phantoms of its successor. `as_of`: as `leases.ends_at`."""
+"""Which replica decides for a group of pools. `ends_at`: on the clock of the database. `epoch` only grows, so rows
+stay. `state`: what the owner saved for its successor beside usage."""

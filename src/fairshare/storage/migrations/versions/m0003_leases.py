@@ -1,4 +1,4 @@
-"""Replicas: leases, what their owners have in flight, and which versions can share the store."""
+"""Replicas: leases, and which versions can share the store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,18 +19,11 @@ def upgrade() -> None:
     op.execute("insert into compatibility (id, revision) values (1, '0003')")
     op.create_table(
         "leases",
-        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("lease", sa.Text(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("owner", sa.Text(), nullable=False),
         sa.Column("address", sa.Text(), nullable=False),
         sa.Column("ends_at", DOUBLE, nullable=False),
-        sa.PrimaryKeyConstraint("pool"),
-    )
-    op.create_table(
-        "in_flight",
-        sa.Column("pool", sa.Text(), nullable=False),
-        sa.Column("team", sa.Text(), nullable=False),
-        sa.Column("slots", sa.Integer(), nullable=False),
-        sa.Column("as_of", DOUBLE, nullable=False),
-        sa.PrimaryKeyConstraint("pool", "team"),
+        sa.Column("state", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("lease"),
     )
