@@ -209,17 +209,24 @@ class Naive:
         return sum(slots for name, slots in self.placed if name == team) / self.part
 
 
-IDS = "abcde"
-
-
 @pytest.mark.parametrize("seed", range(40))
-def test_it_is_a_list_of_instances_that_is_searched_from_end_to_end(seed: int) -> None:
+def test_a_small_table_is_a_list_that_is_searched_from_end_to_end(seed: int) -> None:
+    compare_run(seed, "abcde", events=150)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_of_a_large_table_the_emptiest_with_room_are_looked_at(seed: int) -> None:
+    compare_run(seed, "abcdefghijklmno", events=250)
+
+
+def compare_run(seed: int, ids: str, *, events: int) -> None:
+    """Random events on instances of these names; after each, all answers are compared with the plain model's."""
     rng = random.Random(seed)
     instances = InstanceTable(())
     naive: dict[str, Naive] = {}
-    for _ in range(150):
+    for _ in range(events):
         what = rng.choice(["change", "remove", "seen", "place", "place", "place", "end", "abort end"])
-        name = rng.choice(IDS)
+        name = rng.choice(ids)
         known = naive.get(name)
         if what == "change":
             seats, accepting = rng.choice([None, 0, 2, 6]), rng.random() < 0.7
@@ -254,8 +261,8 @@ def test_it_is_a_list_of_instances_that_is_searched_from_end_to_end(seed: int) -
         elif what == "abort end" and known is not None and known.aborting:
             instances.abort_ended(name, known.aborting.pop())
         naive = {key: value for key, value in naive.items() if not value.removed or value.taken}
-        preferred = rng.sample(IDS, rng.randint(0, 2))
-        compare(instances, naive, preferred, excluded=set(rng.sample(IDS, rng.randint(0, 3))))
+        preferred = rng.sample(ids, rng.randint(0, 2))
+        compare(instances, naive, preferred, excluded=set(rng.sample(ids, rng.randint(0, 3))))
 
 
 def compare(instances: InstanceTable, naive: dict[str, Naive], preferred: list[str], excluded: set[str]) -> None:
@@ -281,7 +288,12 @@ def compare(instances: InstanceTable, naive: dict[str, Naive], preferred: list[s
         assert (chosen is None) == (not roomy)
         if chosen is None:
             continue
-        smallest = min(known.part_of("x") for known in roomy.values())
+        if len(accepting) > CANDIDATES:
+            emptiest_first = sorted(roomy, key=lambda name: roomy[name].taken / roomy[name].part)
+        else:
+            emptiest_first = list(roomy)
+        looked_at = {name: roomy[name] for name in emptiest_first[:CANDIDATES]}
+        smallest = min(known.part_of("x") for known in looked_at.values())
         nearer = [
             name for name, known in roomy.items() if known.part_of("x") <= smallest + max(PREFIX_SLACK, 1 / known.part)
         ]
@@ -289,7 +301,7 @@ def compare(instances: InstanceTable, naive: dict[str, Naive], preferred: list[s
         if wanted:
             assert chosen == wanted[0]
         else:
-            assert roomy[chosen].part_of("x") == smallest
-            assert roomy[chosen].taken / roomy[chosen].part == min(
-                known.taken / known.part for known in roomy.values() if known.part_of("x") == smallest
+            assert chosen == min(
+                (name for name, known in looked_at.items() if known.part_of("x") == smallest),
+                key=lambda name: looked_at[name].taken / looked_at[name].part,
             )

@@ -749,9 +749,10 @@ class HoldQueue:
     def _next_too_late(self) -> _Entry:
         """Of the held requests (there are some) the one that will have waited too long first."""
         first = next(iter(self._held.values()))  # of those that were never taken back, none is earlier than this
-        again = self._held_again.peek()
-        if again is not None and (entry := self._held[again]).too_late_at < first.too_late_at:
-            return entry
+        if self._held_again.priorities:
+            again = self._held[self._some(self._held_again)]
+            if again.too_late_at < first.too_late_at:
+                return again
         return first
 
     def _end_aborts(self, now: float) -> None:
