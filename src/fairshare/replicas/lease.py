@@ -53,6 +53,8 @@ class CallKind(Enum):
     """Take the lease if it is free, with a new epoch; the answer is the lease in force, whoever has it."""
     RENEW = "renew"
     RELEASE = "release"
+    LOOK = "look"
+    """Read the lease in force; one that is going does not take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Call:
 
     kind: CallKind
     epoch: int
-    """Of the lease to renew or release; 0 with `ACQUIRE`."""
+    """Of the lease to renew or release; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,11 @@ class Keeper:
         self._to_release = 0
         """The epoch of a lease to give back; 0: none."""
 
+    @property
+    def has_released(self) -> bool:
+        """It resigned, and the store knows."""
+        return self.role is Role.RESIGNED and not self._to_release
+
     def decides(self, now: float) -> bool:
         """Whether this replica may decide now. To be asked before every decision."""
         return self.role is Role.OWNER and now < self._decides_until
@@ -146,23 +153,22 @@ class Keeper:
     def next_due(self) -> float:
         """When `tick` or `next_call` has something to do; infinity: not before something else happens."""
         due = float("inf") if self._called else self._next_call_at
-        if self.role is Role.RESIGNED and not self._to_release:
-            due = float("inf")
         return min(due, self._decides_until) if self.role is Role.OWNER else due
 
     def next_call(self, now: float) -> Call | None:
         """What to ask the store now; None: nothing. Report the answer with the time of this call as `sent_at`."""
         if self._called or now < self._next_call_at:
             return None
-        call = None
+        self._called = True
         if self._to_release:
-            call = Call(CallKind.RELEASE, self._to_release)
-        elif self.role is Role.OWNER:
-            call = Call(CallKind.RENEW, self.epoch)
-        elif self.role is Role.FOLLOWER:
-            call = Call(CallKind.ACQUIRE, 0)
-        self._called = call is not None
-        return call
+            return Call(CallKind.RELEASE, self._to_release)
+        match self.role:
+            case Role.OWNER:
+                return Call(CallKind.RENEW, self.epoch)
+            case Role.FOLLOWER:
+                return Call(CallKind.ACQUIRE, 0)
+            case Role.RESIGNED:
+                return Call(CallKind.LOOK, 0)
 
     def answered(self, call: Call, sent_at: float, lease: Lease | None, now: float) -> list[LeaseEvent]:
         """The store answered a call; `lease` None: it failed, and nobody knows whether the call was carried out."""
@@ -179,13 +185,13 @@ class Keeper:
                 options.renew_every_seconds if self.role is Role.OWNER else options.poll_seconds
             )
             return events
-        if lease.epoch < self.epoch or self.role is Role.RESIGNED:
-            # An answer about the past; or it took the lease while this replica was leaving.
-            if self.role is Role.RESIGNED and lease.owner == self._replica and lease.left_seconds > 0:
-                self._to_release = lease.epoch
+        if lease.epoch < self.epoch:  # an answer about the past
             self._next_call_at = now
             return events
         mine = lease.owner == self._replica and lease.left_seconds > 0
+        if mine and self.role is Role.RESIGNED:  # it was taken while this replica was going
+            self._to_release, self._next_call_at = lease.epoch, now
+            return events
         if mine and call.kind is CallKind.ACQUIRE:
             self._own(lease.epoch, sent_at, events)
         elif mine and self.role is Role.OWNER and lease.epoch == self.epoch:
@@ -208,7 +214,7 @@ class Keeper:
 
     def look_again(self, now: float) -> None:
         """The owner seems to be gone or said so: ask the store at once."""
-        if self.role is Role.FOLLOWER:
+        if self.role is not Role.OWNER:
             self._next_call_at = min(self._next_call_at, now)
 
     def resign(self, now: float) -> list[LeaseEvent]:

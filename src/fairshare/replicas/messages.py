@@ -251,9 +251,22 @@ Message = (
     | Recalled
     | Denied
     | Resigned
-    | Asked
-    | Told
 )
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, tag=50):
+    """What one side of a session says to the other in one turn, in order."""
+
+    lease: str
+    """The group of pools it is about."""
+    session: int
+    """Numbered by the replica that announces itself: what belongs to an older one is void."""
+    to_owner: bool
+    messages: Sequence[Message]
+
+
+OnLink = Envelope | Asked | Told
+"""What travels on a peer link."""
 
 
 class Codec:
@@ -261,12 +274,12 @@ class Codec:
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[Message])
+        self._decoder = msgspec.msgpack.Decoder(list[OnLink])
 
-    def encode(self, messages: Sequence[Message]) -> bytes:
+    def encode(self, messages: Sequence[OnLink]) -> bytes:
         return self._encoder.encode(messages)
 
-    def decode(self, payload: bytes) -> list[Message]:
+    def decode(self, payload: bytes) -> list[OnLink]:
         """Raises `msgspec.MsgspecError` if they are none of this version."""
         return self._decoder.decode(payload)
 

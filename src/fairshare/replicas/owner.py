@@ -85,8 +85,12 @@ class _Entry:
 class Session:
     """One link to a replica, from its `Announce` to its end. The shell makes one for every link."""
 
+    peer: str
+    """The replica at the other end."""
+    link_number: int
+    """What that replica calls the session."""
     replica: str = ""
-    """Known from its `Announce`."""
+    """The same as `peer`, once it has announced itself."""
     number: int = 0
     """Of the sessions of this owner."""
     sent: int = 0
@@ -257,7 +261,9 @@ class Owner:
         return min(deadlines, default=None)
 
     def resign(self) -> None:
-        """Decide nothing more and tell the replicas. Take `legacy` first."""
+        """Decide nothing more and tell the replicas."""
+        if self._resigned:
+            return
         self._resigned = True
         for session in self._sessions.values():
             session.say(Resigned(self.epoch))

@@ -106,6 +106,7 @@ class Replica:
         local: Callable[[int], Mapping[str, DispatchQueue]],
         options: ReplicaOptions,
         clock: Callable[[], float],
+        soon: Callable[[], None],
     ) -> None:
         """
         Args:
@@ -114,6 +115,7 @@ class Replica:
             local: makes fresh queues of the group's pools over C / n, given n; they know their instances.
             options: times.
             clock: the pools' clock, seconds.
+            soon: called when there is something in the outbox: send it in this turn.
         """
         self.name = replica
         self.state = ReplicaState.WAITING
@@ -126,6 +128,7 @@ class Replica:
         self.degraded_grants_total = 0
         self._options = options
         self._clock = clock
+        self._soon = soon
         self._make_local = local
         self._local: Mapping[str, DispatchQueue] = {}
         """While degraded."""
@@ -258,7 +261,7 @@ class Replica:
             if now >= self._alive_at:
                 self._alive_at = now + self._options.alive_every_seconds
                 running = tuple(request_id for request_id, mine in self._mine.items() if mine.sent)
-                self._outbox.append(Alive(self._heard, running))
+                self._say(Alive(self._heard, running))
             return self.settle()
         if self.state is ReplicaState.WAITING and now >= self._alone_since + self._options.degrade_after_seconds:
             return self._degrade(now)
@@ -296,7 +299,7 @@ class Replica:
         mine = self._mine[request.id] = _Mine(request, submitted)
         match self.state:
             case ReplicaState.FOLLOWING:
-                self._outbox.append(submitted)
+                self._say(submitted)
                 return self.settle()
             case ReplicaState.WAITING:
                 return []
@@ -311,7 +314,7 @@ class Replica:
             return []
         mine.began = True
         if self.state is ReplicaState.FOLLOWING:
-            self._outbox.append(Began(request_id))
+            self._say(Began(request_id))
             return self.settle()
         if self.state is ReplicaState.DEGRADED:
             return self._decided(self._local[mine.known_to].first_byte(request_id))
@@ -325,7 +328,7 @@ class Replica:
         charge = Released(self._charged, request_id, mine.pool, mine.submitted.team, cost_units)
         self._charges[charge.number] = charge
         if self.state is ReplicaState.FOLLOWING:
-            self._outbox.append(charge)
+            self._say(charge)
             return self.settle()
         if self.state is ReplicaState.DEGRADED:
             return self._decided(self._local[mine.known_to].released(request_id, cost_units))
@@ -337,7 +340,7 @@ class Replica:
             return []
         del self._mine[request_id]
         if self.state is ReplicaState.FOLLOWING:
-            self._outbox.append(Cancelled(request_id))
+            self._say(Cancelled(request_id))
             return self.settle()
         if self.state is ReplicaState.DEGRADED:
             return self._decided(self._local[mine.known_to].cancelled(request_id))
@@ -345,7 +348,7 @@ class Replica:
 
     def aborted(self, pool: str, request_id: str) -> list[Decision]:
         if self.state is ReplicaState.FOLLOWING:
-            self._outbox.append(Aborted(request_id))
+            self._say(Aborted(request_id))
             return self.settle()
         if self.state is ReplicaState.DEGRADED:
             mine = self._mine.get(request_id)
@@ -364,7 +367,7 @@ class Replica:
         if instance_id is not None:
             mine.instance_id = instance_id
             if self.state is ReplicaState.FOLLOWING:
-                self._outbox.append(Moved(request_id, instance_id))
+                self._say(Moved(request_id, instance_id))
         return instance_id
 
     def supervise(self, pool: str, event: Callable[[DispatchQueue], list[Decision]]) -> list[Decision]:
@@ -434,7 +437,7 @@ class Replica:
         if mine is None or not mine.sent:
             return  # it ended meanwhile: the owner hears of that
         if mine.began:
-            self._outbox.append(Kept(mine.grant()))
+            self._say(Kept(mine.grant()))
             return
         mine.sent = False
         decisions.append(
@@ -530,6 +533,11 @@ class Replica:
             limit=self._options.degraded_longest_seconds,
             retry_after_seconds=5.0,
         )
+
+    def _say(self, message: Message) -> None:
+        self._outbox.append(message)
+        if self._exchange is None:
+            self._soon()
 
     def _other_instance(self, mine: _Mine, excluding: frozenset[str]) -> str | None:
         """The instance with the fewest of this replica's own requests: it knows of no others."""
