@@ -708,3 +708,19 @@ def test_isolated_prefixes_need_a_secret_that_cannot_be_guessed(tmp_path: Path) 
     assert "needs a secret" in only_problem(pool_with("isolate_prefixes: team"))
     assert "isolate_prefixes: team" in only_problem(pool_with("prefix_secret: '${SALT}'"), {"SALT": "5" * 32})
     assert read(pool_with("balance: prefix")).gateway.pools[0].prefix_secret is None
+
+
+def test_a_whole_number_with_a_zero_in_front_is_refused_because_readers_of_yaml_differ_about_it() -> None:
+    with pytest.raises(ConfigError, match='without a zero in front, found "010"'):
+        parse(
+            "pools: [{name: a, capacity: 010, shares: {}, models: [m], instances: ['http://h:1']}]",
+            path=Path("f.yaml"),
+            environ={},
+        )
+
+
+def test_adaptive_capacity_needs_hold() -> None:
+    text = "pools: [{name: a, capacity: 4, trim: true, shares: {}, models: [m], instances: ['http://h:1']%s}]"
+    assert parse(text % "", path=Path("f.yaml"), environ={}).gateway.pools[0].trim
+    with pytest.raises(ConfigError, match="trim: needs dispatch: hold, found pass"):
+        parse(text % ", dispatch: pass", path=Path("f.yaml"), environ={})

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 from fairshare.core.decisions import Instance, Mode
 from fairshare.core.pool import Pool
 from fairshare.gateway.engine_http import Failure
-from fairshare.gateway.instances import FAILURES_TO_TAKE_OUT, LONGEST_OUT_SECONDS, SCRAPES_KEPT, InstanceSupervisor
+from fairshare.gateway.instances import (
+    FAILURES_TO_TAKE_OUT,
+    LONGEST_OUT_SECONDS,
+    SCRAPE_EVERY,
+    SCRAPES_KEPT,
+    InstanceSupervisor,
+)
 from fairshare.gateway.options import InstanceSpec, PoolSpec
 from fairshare.gateway.priority_watch import PriorityWatch
 from gateway.fake_engines import FakeEngine, FakeNetwork, metrics_text
@@ -30,8 +37,12 @@ class RecordingDriver:
         self.capacities: list[int] = []
         self.models: dict[str, dict[str, int]] = {}
         self.cut: list[str] = []
+        self.in_flight: dict[str, int] = {}
         self.busy: set[str] = set()
         """Where something runs."""
+
+    def slots_at(self, pool: str, instance_id: str) -> int:
+        return self.in_flight.get(instance_id, 0)
 
     def runs_at(self, instance_id: str) -> bool:
         return instance_id in self.busy
@@ -523,6 +534,81 @@ def test_an_engine_with_several_schedulers_is_not_judged_by_its_order() -> None:
             "http://one": None,
             "http://two": 4,
         }
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+# --- Adaptive capacity --------------------------------------------------------------------------------------------
+
+
+def test_with_trim_a_part_falls_while_requests_wait_inside_the_engine_and_reservations_follow() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine(metrics=metrics_text(waiting=4)), two=FakeEngine())
+        world = World(network, replace(pool_spec("one", "two"), trim=True))
+        await world.supervisor.start()
+        await world.rounds(4 * SCRAPE_EVERY)
+        assert world.driver.accepting == {"http://one": 6, "http://two": 8}
+        assert (world.pool.capacity, world.pool.reserved()) == (14, {"a": 7, "b": 7})
+        assert world.driver.capacities[-1] == 14
+        assert [report.trimmed_slots for report in world.supervisor.reports()] == [2, 0]
+        trimmed = next(finding for finding in world.supervisor.found() if finding.id == "capacity-trimmed")
+        assert trimmed.sentence.startswith("http://one of pool chat gets 6 of its 8 slots")
+
+        network["one"].metrics = metrics_text()
+        await world.rounds(12 * SCRAPE_EVERY)
+        assert world.driver.accepting == {"http://one": 8, "http://two": 8}
+        assert "capacity-trimmed" not in world.ids()
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_without_trim_a_queue_inside_an_engine_changes_no_part() -> None:
+    async def scenario() -> None:
+        world = World(FakeNetwork(one=FakeEngine(metrics=metrics_text(waiting=4))), pool_spec("one"))
+        await world.supervisor.start()
+        await world.rounds(10 * SCRAPE_EVERY)
+        assert world.driver.accepting == {"http://one": 16}
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_what_the_gateway_sent_beyond_a_part_does_not_make_it_fall() -> None:
+    async def scenario() -> None:
+        world = World(
+            FakeNetwork(one=FakeEngine(metrics=metrics_text(waiting=4))), replace(pool_spec("one"), trim=True)
+        )
+        world.driver.in_flight["http://one"] = 17
+        await world.supervisor.start()
+        await world.rounds(10 * SCRAPE_EVERY)
+        assert world.driver.accepting == {"http://one": 16}
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_a_reload_without_trim_and_a_restarted_engine_give_the_part_back() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine(metrics=metrics_text(waiting=4)))
+        spec = replace(pool_spec("one"), trim=True)
+        world = World(network, spec)
+        await world.supervisor.start()
+        await world.rounds(4 * SCRAPE_EVERY)
+        assert world.pool.capacity == 14
+        await world.supervisor.reconfigure(replace(spec, trim=False))
+        assert world.pool.capacity == 16
+
+        await world.supervisor.reconfigure(spec)
+        await world.rounds(4 * SCRAPE_EVERY)
+        assert world.pool.capacity < 16
+        network["one"].silent = Failure.UNREACHABLE
+        await world.rounds(FAILURES_TO_TAKE_OUT)
+        network["one"].silent = None
+        network["one"].metrics = metrics_text()
+        await world.rounds(4)
+        assert world.pool.capacity == 16
         await world.supervisor.stop()
 
     run(scenario())

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairshare.gateway.instances import CHECK_SECONDS, SCRAPE_EVERY
+from fairshare.simulator import world as world_module
 from fairshare.simulator.policies import PolicyName
 from fairshare.simulator.scenario import Scenario, parse
 from fairshare.simulator.world import World
@@ -185,3 +187,7 @@ def test_borrowers_use_the_free_room_of_the_fallback_pool() -> None:
     outcome = world(FALLBACK).run()
     ran = outcome.pools[0].teams["a"].output_tokens
     assert ran == pytest.approx(6 * 20 / ONE_STEP_SECONDS, rel=0.05)
+
+
+def test_the_simulator_scrapes_as_often_as_the_gateway() -> None:
+    assert world_module.SCRAPE_SECONDS == SCRAPE_EVERY * CHECK_SECONDS

@@ -1,9 +1,9 @@
 """Adaptive capacity: how far below its part of C an instance is held, from what its own queue says (`trim: true`).
 
-Where requests wait inside an engine although the gateway sent no more than the instance's part of C, that part is more
-than the engine runs at once: its KV cache is too small for the requests of now, say. Batch work within its share then
-waits there behind other teams' interactive work, where no reservation reaches it. So the part falls until nothing waits,
-and rises again, slowly, when nothing does. The rule is the one that docs/howto/adaptive-capacity.md measures.
+Where requests wait inside an engine although the gateway sent no more than the instance's part of C, that part is
+more than the engine runs at once: its KV cache is too small for the requests of now, say. Batch work within its share
+then waits there behind other teams' interactive work, where no reservation reaches it. So the part falls until nothing
+waits, and rises again when nothing does. docs/howto/adaptive-capacity.md measures what the rule brings and costs.
 """
 
 from collections import deque
@@ -12,8 +12,8 @@ SCRAPES_JUDGED = 3
 """The rule looks at this many scrapes: one of them may have met a burst."""
 
 WAITING_TO_FALL = 2.0
-"""Mean of `num_requests_waiting` over these at which a slot is taken away. One that waits now and then is the refill of a
-seat on its way; two are a queue."""
+"""Mean of `num_requests_waiting` over these at which a slot is taken away. One that waits now and then is the refill of
+a seat on its way; two are a queue."""
 
 
 class Trim:

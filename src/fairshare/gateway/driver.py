@@ -341,6 +341,11 @@ class PoolDriver:
                 cut += 1
         return cut
 
+    def slots_at(self, pool: str, instance_id: str) -> int:
+        """What this gateway has in flight at an instance of a pool, in slots."""
+        instances = self._pools[pool].queue.snapshot().instances
+        return next((each.in_flight_slots for each in instances if each.id == instance_id), 0)
+
     def runs_at(self, instance_id: str) -> bool:
         """Whether anything that was sent to an instance has not ended."""
         return any(

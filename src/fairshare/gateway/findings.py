@@ -87,6 +87,8 @@ class Seen:
     """The fewest sequences that waited in the engine's own queue in any of the last scrapes; None: too few scrapes."""
     kv_usage_throughout: float | None = None
     """The lowest KV usage (0 to 1) in any of the last scrapes; None: too few scrapes."""
+    trimmed_slots: int = 0
+    """By how many slots adaptive capacity holds it below its part of C."""
     overtaken_never: int | None = None
     """In how many cases an urgent request overtook none of the lazier ones that waited there; None: no such case
     beyond what chance allows (see `PriorityWatch`)."""
@@ -142,7 +144,7 @@ def find(
         found += _about_policy(about, this.facts, this.overtaken_never)
         found += _about_seats(about, instance.max_num_seqs, this.facts.max_num_seqs, part)
         found += _about_kv(about, this.kv_tokens, part)
-        found += _about_load(about, this, scrape_window)
+        found += _about_load(about, this, part, scrape_window)
     found += _about_verification(spec, seen)
     found += _about_differences(spec, seen)
     return sorted(found, key=lambda finding: finding.severity is not Severity.ERROR)
@@ -294,8 +296,19 @@ def _about_kv(about: _About, kv_tokens: int | None, part: int) -> list[Finding]:
     ]
 
 
-def _about_load(about: _About, this: Seen, scrape_window: str) -> list[Finding]:
+def _about_load(about: _About, this: Seen, part: int, scrape_window: str) -> list[Finding]:
     found: list[Finding] = []
+    if this.trimmed_slots:
+        found.append(
+            about.warning(
+                "capacity-trimmed",
+                f"{about.subject} gets {part} of its {part + this.trimmed_slots} slots, because requests waited inside "
+                "it (`trim`).",
+                why="The capacity is above what the engine runs at once now; reservations are smaller in proportion.",
+                fix=f"If it stays so, set the capacity to {part} for each such engine, or give it more KV cache; "
+                "when nothing waits there it rises by itself.",
+            )
+        )
     # In `pass` the engine's queue is where requests are meant to wait.
     if about.spec.mode is Mode.HOLD and this.waiting_throughout:
         found.append(

@@ -17,6 +17,7 @@ from fairshare.clock import Clock
 from fairshare.core.apportion import apportion
 from fairshare.core.decisions import Instance
 from fairshare.core.pool import Pool
+from fairshare.core.trim import Trim
 from fairshare.gateway.engine_http import Ask, EngineSilent, Failure, ask
 from fairshare.gateway.findings import Finding, Health, Seen, Severity, find
 from fairshare.gateway.options import InstanceSpec, PoolSpec
@@ -66,6 +67,8 @@ class Driver(Protocol):
     def models_seen(self, pool: str, instance_id: str, context_tokens: Mapping[str, int]) -> None: ...
 
     def cut_instance(self, pool: str, instance_id: str) -> int: ...
+
+    def slots_at(self, pool: str, instance_id: str) -> int: ...
 
     def runs_at(self, instance_id: str) -> bool: ...
 
@@ -123,6 +126,8 @@ class _Watched:
     facts: EngineFacts | None = None
     """None: it never answered, or it was silent since and may have come back with other flags."""
     loads: deque[EngineLoad] = field(default_factory=lambda: deque[EngineLoad](maxlen=SCRAPES_KEPT))
+    trim: Trim = field(default_factory=Trim)
+    """What adaptive capacity takes of its part; nothing where the pool has it off."""
     told: Instance | None = None
     """What the data path was told last."""
     news: bool = False
@@ -168,6 +173,8 @@ class InstanceSupervisor:
         self._leaving: dict[str, _Watched] = {}
         """Instances that no longer belong to the pool and still run something."""
         self._accepting: set[str] = set()
+        self._whole_parts: dict[str, int] = {}
+        """Of the accepting instances, before any trim."""
         self._parts: dict[str, int] = {}
         self._logged: dict[tuple[str, str, str | None], Finding] = {}
         self._running = False
@@ -210,6 +217,9 @@ class InstanceSupervisor:
             elif watched.spec != instance:
                 watched.spec = instance
                 watched.told = None
+        if not spec.trim:
+            for watched in self._watched.values():
+                watched.trim = Trim()
         # In the order of the configuration, which is the order of reports.
         self._watched = {instance_id: self._watched[instance_id] for instance_id in wanted}
         await self._check_all(new)
@@ -310,14 +320,20 @@ class InstanceSupervisor:
             # It may have been restarted with other flags; what it did before says nothing about it now.
             watched.facts = None
             watched.loads.clear()
+            watched.trim = Trim()
             self._watch.forget(watched.spec.id)
 
     def _saw(self, watched: _Watched, load: EngineLoad | None) -> None:
         watched.news = True
         if load is None:
             watched.loads.clear()
-        else:
-            watched.loads.append(load)
+            watched.trim.silent()
+            return
+        watched.loads.append(load)
+        part_slots = self._whole_parts.get(watched.spec.id)
+        if self._spec.trim and part_slots is not None:
+            in_flight_slots = self._driver.slots_at(self._spec.name, watched.spec.id)
+            watched.trim.scraped(load.waiting, in_flight_slots=in_flight_slots, part_slots=part_slots)
 
     # ------------------------------------------------------------------ what follows
 
@@ -327,7 +343,12 @@ class InstanceSupervisor:
         accepting = self._those_accepting()
         capacity = self._spec.capacity * len(accepting) // max(1, len(self._watched))
         even = Fraction(1, max(1, len(accepting)))
-        self._parts = apportion(capacity, dict.fromkeys(accepting, even))
+        self._whole_parts = apportion(capacity, dict.fromkeys(accepting, even))
+        self._parts = {
+            instance_id: self._watched[instance_id].trim.effective(part)
+            for instance_id, part in self._whole_parts.items()
+        }
+        capacity = sum(self._parts.values())
         lost = self._accepting - accepting
         self._accepting = accepting
 
@@ -412,6 +433,7 @@ class InstanceSupervisor:
                 preemptions=watched.load.preemptions_total if watched.load is not None else None,
                 version=watched.facts.version if watched.facts is not None else None,
                 leaving=instance_id in self._leaving,
+                trimmed_slots=self._trimmed(watched),
             )
             for instance_id, watched in (*self._watched.items(), *self._leaving.items())
         ]
@@ -424,9 +446,15 @@ class InstanceSupervisor:
             facts=watched.facts,
             kv_tokens=watched.load.kv_tokens if watched.load is not None else None,
             waiting_throughout=min((load.waiting for load in loads), default=None),
+            trimmed_slots=self._trimmed(watched),
             kv_usage_throughout=min((load.kv_usage for load in loads), default=None),
             overtaken_never=self._watch.contradictions(watched.spec.id),
         )
+
+    def _trimmed(self, watched: _Watched) -> int:
+        """By how many slots it is held below its part of C now."""
+        instance_id = watched.spec.id
+        return self._whole_parts.get(instance_id, 0) - self._parts.get(instance_id, 0)
 
     def _health_of(self, watched: _Watched) -> Health:
         if watched.health.fit:

@@ -61,6 +61,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None
     leaving: bool = False
     """It no longer belongs to the pool and finishes what it runs."""
+    trimmed: int = 0
+    """By how many slots adaptive capacity holds it below its part."""
 
 
 class FindingStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +151,7 @@ class InstanceReport:
     preemptions: int | None = None
     version: str | None = None
     leaving: bool = False
+    trimmed_slots: int = 0
 
 
 class Supervision(Protocol):
@@ -176,7 +179,7 @@ def pool_status(
             )
             for found in supervision.found()
         ),
-        *_own_findings(spec, pool),
+        *_own_findings(spec, pool, sum(report.trimmed_slots for report in supervision.reports())),
     ]
     queued = queue.snapshot()
     held = {stat.team: stat for stat in queued.teams}
@@ -242,14 +245,16 @@ def _instances(reports: Iterable[InstanceReport], stats: Iterable[InstanceStat])
                 preemptions=report.preemptions,
                 version=report.version,
                 leaving=report.leaving,
+                trimmed=report.trimmed_slots,
             )
         )
     return instances
 
 
-def _own_findings(spec: PoolSpec, pool: Pool) -> list[FindingStatus]:
+def _own_findings(spec: PoolSpec, pool: Pool, trimmed_slots: int) -> list[FindingStatus]:
     found: list[FindingStatus] = []
-    if pool.capacity < spec.capacity:
+    # What adaptive capacity took is a finding of the instance.
+    if pool.capacity + trimmed_slots < spec.capacity:
         found.append(
             _detail(
                 "capacity-reduced",
