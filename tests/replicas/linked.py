@@ -111,7 +111,7 @@ async def two(first: Side | None = None, second: Side | None = None) -> AsyncGen
     listens, dials = first or Side("one"), second or Side("two")
     try:
         await listens.listen()
-        dials.port.dial(listens.address, "chat")
+        dials.port.dial(listens.address)
         await listens.ear.until(lambda: bool(listens.ear.links))
         await dials.ear.until(lambda: bool(dials.ear.links))
         yield listens, dials

@@ -48,7 +48,7 @@ class Stranger:
 
 
 def hello(**other: object) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(Hello(MAGIC, 1, 1, "stranger", b"n" * 32, "chat"), **other))
+    return msgspec.msgpack.encode(msgspec.structs.replace(Hello(MAGIC, 1, 1, "stranger", b"n" * 32), **other))
 
 
 # --- honest peers -------------------------------------------------------------------------------------------------
@@ -64,7 +64,6 @@ def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_and_in_order(
             one.ear.links[0].send("back")
             await other.ear.until(lambda: other.ear.lines == ["back"])
             assert (one.ear.links[0].peer, other.ear.links[0].peer) == ("two", "one")
-            assert (one.ear.links[0].topic, other.ear.links[0].topic) == ("chat", "chat")
 
     run(main)
 
@@ -76,7 +75,7 @@ def test_a_unix_socket_is_for_its_owner_only_and_gone_afterwards(tmp_path: Path)
         listens, dials = Side("one"), Side("two")
         assert await listens.listen(PeerAddress.parse(f"unix:{path}")) == PeerAddress("", 0, str(path))
         assert path.stat().st_mode & 0o777 == 0o600
-        dials.port.dial(listens.address, "chat")
+        dials.port.dial(listens.address)
         await listens.ear.until(lambda: bool(listens.ear.links))
         await dials.port.close()
         await listens.port.close()
@@ -110,7 +109,7 @@ def test_versions_that_have_nothing_in_common_do_not_connect_and_it_is_said_why(
     async def main() -> None:
         old, new = Side(versions=(1,)), Side(versions=(3, 4))
         await old.listen()
-        new.port.dial(old.address, "chat")
+        new.port.dial(old.address)
         await new.ear.until(lambda: "versions 1 to 1" in new.port.failures.get(old.address, ""))
         assert not old.ear.links
         await new.port.close()
@@ -158,12 +157,12 @@ def test_a_peer_that_is_not_there_is_dialled_with_longer_and_longer_pauses() -> 
         side, gone = Side(), Side("gone")
         await gone.listen()
         await gone.port.close()
-        side.port.dial(gone.address, "chat")
+        side.port.dial(gone.address)
         await side.ear.until(lambda: len(side.pauses) >= 8)
         assert side.pauses[:3] == pytest.approx([0.0375, 0.075, 0.15])
         assert side.pauses[7] == LONGEST_BACKOFF_SECONDS * 0.75
         assert "refused" in side.port.failures[gone.address]
-        side.port.hang_up(gone.address, "chat")
+        side.port.hang_up(gone.address)
         assert not side.port.failures
         await side.port.close()
 
@@ -195,7 +194,7 @@ def test_nobody_gets_in_with_another_secret() -> None:
     async def main() -> None:
         one, other = Side(), Side(secret=b"t" * 32)
         await one.listen()
-        other.port.dial(one.address, "chat")
+        other.port.dial(one.address)
         await other.ear.until(lambda: len(other.pauses) >= 2)
         assert not one.ear.links
         assert not other.ear.links
