@@ -62,8 +62,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     newest_version: int
     replica: str
     nonce: bytes
-    topic: str
-    """What the side that dials wants to talk about; the other one says nothing."""
 
 
 class Handler(Protocol[Message]):
@@ -102,23 +100,18 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         options: LinkOptions[Message],
         handler: Handler[Message],
         *,
-        topic: str | None,
+        dials: bool,
         made: Callable[["PeerLink[Message]"], None],
         ended: Callable[["PeerLink[Message]"], None],
     ) -> None:
-        """`topic`: what this side dials for; None: the other dials. `made`, `ended`: the connection was, whatever it
-        came to."""
+        """`dials`: this side asked for the connection. `made`, `ended`: the connection was, whatever it came to."""
         self._options = options
         self._handler = handler
-        self.dials = topic is not None
-        self.topic = topic or ""
-        """What the link is for, as the side that dials says."""
+        self._dials = dials
         self._made = made
         self._ended = ended
         self._hello = msgspec.msgpack.encode(
-            Hello(
-                MAGIC, min(options.codecs), max(options.codecs), options.replica, options.nonce(NONCE_BYTES), self.topic
-            )
+            Hello(MAGIC, min(options.codecs), max(options.codecs), options.replica, options.nonce(NONCE_BYTES))
         )
         self._peer_hello = b""
         self._transport: asyncio.Transport | None = None
@@ -241,8 +234,6 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         self.version = version
         self._peer_hello = content
         self.peer = hello.replica
-        if not self.dials:
-            self.topic = hello.topic
         self._write(self._digest("proof", of_us=True))
 
     def _take_proof(self, content: bytes) -> None:
@@ -305,8 +296,8 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
 
     def _digest(self, purpose: str, *, of_us: bool) -> bytes:
         """Bound to both hellos and to the side that it is of, so that no side's can be shown to it as the other's."""
-        side = "dials" if self.dials is of_us else "listens"
-        first, second = (self._hello, self._peer_hello) if self.dials else (self._peer_hello, self._hello)
+        side = "dials" if self._dials is of_us else "listens"
+        first, second = (self._hello, self._peer_hello) if self._dials else (self._peer_hello, self._hello)
         content = msgspec.msgpack.encode([MAGIC, purpose, side, first, second])
         return hmac.digest(self._options.secret, content, "sha256")
 

@@ -70,7 +70,7 @@ class PeerPort(Generic[Message]):
         self._links: set[PeerLink[Message]] = set()
         self._server: asyncio.Server | None = None
         self._socket_path: Path | None = None
-        self._dialling: dict[tuple[PeerAddress, str], asyncio.Task[None]] = {}
+        self._dialling: dict[PeerAddress, asyncio.Task[None]] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self.failures: dict[PeerAddress, str] = {}
         """Why a peer that is dialled cannot be reached now."""
@@ -120,32 +120,31 @@ class PeerPort(Generic[Message]):
 
     # ------------------------------------------------------------------ dialling
 
-    def dial(self, address: PeerAddress, topic: str) -> None:
+    def dial(self, address: PeerAddress) -> None:
         """Keep a link to a peer: whenever there is none, it is dialled again, with longer and longer pauses."""
-        wanted = (address, topic)
-        if wanted not in self._dialling:
-            self._dialling[wanted] = asyncio.create_task(self._keep_dialling(address, topic), name=f"dial {address}")
+        if address not in self._dialling:
+            self._dialling[address] = asyncio.create_task(self._keep_dialling(address), name=f"dial {address}")
 
-    def hang_up(self, address: PeerAddress, topic: str) -> None:
-        """No more link to that peer for this."""
-        task = self._dialling.pop((address, topic), None)
+    def hang_up(self, address: PeerAddress) -> None:
+        """No more link to that peer."""
+        task = self._dialling.pop(address, None)
         if task is not None:
             task.cancel()
         self.failures.pop(address, None)
 
-    async def _keep_dialling(self, address: PeerAddress, topic: str) -> None:
+    async def _keep_dialling(self, address: PeerAddress) -> None:
         backoff_seconds = FIRST_BACKOFF_SECONDS
         while True:
-            link = await self._linked_once(address, topic)
+            link = await self._linked_once(address)
             if link.was_up:
                 backoff_seconds = FIRST_BACKOFF_SECONDS
             await self._sleep(backoff_seconds * (0.5 + 0.5 * self._fraction()))
             backoff_seconds = min(2.0 * backoff_seconds, LONGEST_BACKOFF_SECONDS)
 
-    async def _linked_once(self, address: PeerAddress, topic: str) -> PeerLink[Message]:
+    async def _linked_once(self, address: PeerAddress) -> PeerLink[Message]:
         """Dial once, and stay until the link is gone, or there was none."""
         ended = asyncio.Event()
-        link = self._new_link(topic=topic, ended=lambda _: ended.set())
+        link = self._new_link(dials=True, ended=lambda _: ended.set())
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._connect(address, link)
@@ -180,14 +179,14 @@ class PeerPort(Generic[Message]):
             self.sweep()
 
     def _accepted(self) -> PeerLink[Message]:
-        return self._new_link(topic=None, ended=lambda _: None)
+        return self._new_link(dials=False, ended=lambda _: None)
 
-    def _new_link(self, *, topic: str | None, ended: Callable[[PeerLink[Message]], None]) -> PeerLink[Message]:
+    def _new_link(self, *, dials: bool, ended: Callable[[PeerLink[Message]], None]) -> PeerLink[Message]:
         def gone(link: PeerLink[Message]) -> None:
             self._links.discard(link)
             ended(link)
 
-        return PeerLink(self._options, self._handler, topic=topic, made=self._made, ended=gone)
+        return PeerLink(self._options, self._handler, dials=dials, made=self._made, ended=gone)
 
     def _made(self, link: PeerLink[Message]) -> None:
         strangers = sum(not each.is_up for each in self._links)
