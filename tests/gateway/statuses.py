@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fairshare.gateway.status import InstanceStatus, PoolStatus, TeamStatus
+from fairshare.gateway.status import BudgetStatus, InstanceStatus, PoolStatus, TeamStatus
 
 
 def team_status(team: str, **fields: Any) -> TeamStatus:
@@ -60,3 +60,19 @@ def pool_status_of(name: str, **fields: Any) -> PoolStatus:
         "finding_details": [],
     }
     return PoolStatus(name=name, **(defaults | fields))
+
+
+def budget_status(owner: str, **fields: Any) -> BudgetStatus:
+    defaults: dict[str, Any] = {
+        "model": None,
+        "tag": None,
+        "period": "month",
+        "soft": None,
+        "hard": None,
+        "used": 0.0,
+        "reserved": 0.0,
+        "left": None,
+        "borrows_only": False,
+        "resets_at": None,
+    }
+    return BudgetStatus(owner=owner, **(defaults | fields))

@@ -269,6 +269,10 @@ class History:
 
     # ------------------------------------------------------------------ answers
 
+    def nothing(self, name: str) -> PoolHistory:
+        """The history of a pool that is new."""
+        return self._answer(name, STEPS_SECONDS[0], (), (), with_total=True, most_points=MOST_POINTS)
+
     def pool(
         self, name: str, *, since: float, teams: Sequence[str] = (), with_total: bool = True
     ) -> PoolHistory | None:

@@ -189,9 +189,9 @@ class StatusApi:
             if query.get("by") == "team"
             else history.pool(pool, since=since, teams=query.getlist("team")[:20])
         )
-        if found is None:
-            raise _Asked(NOT_FOUND, f"There is no pool {pool!r}, or it has been there for less than a second.")
-        return self._json(found)
+        if found is None and self._parts.level_of(pool) is None:
+            raise _Asked(NOT_FOUND, f"There is no pool {pool[:80]!r}.")
+        return self._json(found or history.nothing(pool))
 
     async def _requests(self, request: Request) -> Response:
         query = request.query_params
@@ -231,9 +231,9 @@ class StatusApi:
         name = own.name_in(pool)
         since = self._parts.live.last().at - _seconds(query)
         found = None if name is None else self._parts.history.pool(pool, since=since, teams=[name], with_total=False)
-        if found is None:
-            raise _Asked(NOT_FOUND, f"There is no pool {pool!r} for this key.")
-        return self._json(found)
+        if name is None:
+            raise _Asked(NOT_FOUND, f"There is no pool {pool[:80]!r}.")
+        return self._json(found or self._parts.history.nothing(pool))
 
     async def _own_requests(self, request: Request) -> Response:
         own = self._sight(self._identity(request))

@@ -43,12 +43,14 @@ export class Picture {
       const history = await this.ask(this.span, this.subject);
       if (number !== this.asked) return; // something else was asked since
       const series = this.pick(history, this.subject);
-      if (!series || !history.at.length) return;
+      if (!series || !history.at.length) {
+        this.fetchedAt = Date.now() - FRESH_MS[this.span] + 1500; // the pool is new
+        return;
+      }
       this.data = { at: history.at, capacity: history.capacity, ...series };
       this.chart.show(this.data);
-    } catch (error) {
-      // A pool that is a second old has no history yet; the next look tries again.
-      this.fetchedAt = error instanceof Refused ? Date.now() - FRESH_MS[this.span] + 2000 : Date.now();
+    } catch {
+      // The gateway went away, which the page says elsewhere; it is asked again in its time.
     }
   }
 
