@@ -25,6 +25,7 @@ POOL = pool_status_of(
     instances=[
         instance_status("http://127.0.0.1:9001", running=9, kv_usage=0.25),
         instance_status("http://127.0.0.1:9002", healthy=False, seats=None, running=None, waiting=None, kv_usage=None),
+        instance_status("http://127.0.0.1:9003", healthy=False, leaving=True, part=0, in_flight=2),
     ],
     findings=["Costs are not calibrated."],
 )
@@ -70,6 +71,8 @@ def test_a_pool_is_shown_with_its_teams_engines_and_findings() -> None:
     assert row[2:] == ["0.8125", "13", "9", "1", "4", "1,234", "∞", "0", "0"]
     broken = next(line for line in output.splitlines() if "9002" in line).split()
     assert broken[1:] == ["unhealthy", "8", "?", "0", "?", "?", "?"]
+    leaving = next(line for line in output.splitlines() if "9003" in line).split()
+    assert leaving[1:3] == ["leaving", "0"]
     assert "! Costs are not calibrated." in output
 
 

@@ -73,7 +73,7 @@ def _instance_table(instances: "Iterable[InstanceStatus]") -> "Table":
     for instance in instances:
         table.add_row(
             _literal(instance.id),
-            "healthy" if instance.healthy else "unhealthy",
+            "leaving" if instance.leaving else "healthy" if instance.healthy else "unhealthy",
             str(instance.part),
             _known(instance.seats),
             str(instance.in_flight),

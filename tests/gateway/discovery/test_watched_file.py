@@ -63,12 +63,14 @@ def test_what_the_file_lists_is_told_when_it_changes_and_a_broken_file_is_told_o
     run(scenario)
 
 
-def test_a_link_that_is_turned_to_another_file_is_noticed_as_kubernetes_changes_a_config_map(tmp_path: Path) -> None:
+def test_a_folder_behind_a_link_that_is_turned_is_noticed_as_kubernetes_changes_a_config_map(tmp_path: Path) -> None:
     link = tmp_path / "engines.yaml"
     for name in ("one", "two"):
-        (tmp_path / name).write_text(f"- http://{name}:8000\n")
-        os.utime(tmp_path / name, (1000, 1000))
-    link.symlink_to("one")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / link.name).write_text(f"- http://{name}:8000\n")
+        os.utime(tmp_path / name / link.name, (1000, 1000))
+    (tmp_path / "..data").symlink_to("one")
+    link.symlink_to(f"..data/{link.name}")
 
     def follower(heard: Heard) -> FileFollower:
         return FileFollower(FileSource(path=link, template=InstanceSpec(url="")), parse=instances_in, sleep=heard.sleep)
@@ -77,7 +79,7 @@ def test_a_link_that_is_turned_to_another_file_is_noticed_as_kubernetes_changes_
         async with following(follower) as heard:
             await heard.slept(1)
             (tmp_path / "new").symlink_to("two")
-            (tmp_path / "new").rename(link)
+            (tmp_path / "new").rename(tmp_path / "..data")
             heard.wake()
             await heard.slept(2)
             assert heard.said == [["http://one:8000"], ["http://two:8000"]]
