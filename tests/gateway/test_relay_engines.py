@@ -418,13 +418,13 @@ def test_head_comes_with_the_first_byte_of_the_body() -> None:
 
 
 def test_a_fault_of_ours_in_an_answer_is_a_500_and_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(tail: object, body: bytes) -> None:
+    def breaks(body: bytes) -> None:
         raise RuntimeError("a fault of ours")
 
     async def main() -> None:
         async with Rig.started() as rig:
             with monkeypatch.context() as patched:
-                patched.setattr("fairshare.wire.usage.AnswerTail.feed", breaks)
+                patched.setattr("fairshare.gateway.exchange.read_answer", breaks)
                 reply = await rig.ask()
             assert (reply.status, reply.code) == (500, "internal_error")
             assert (await rig.ask()).status == 200

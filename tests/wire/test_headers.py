@@ -120,9 +120,9 @@ def test_whatever_a_client_sends_the_engine_sees_only_what_is_allowed_and_what_i
 def test_the_head_for_an_engine_is_complete_and_no_more() -> None:
     headers = [(b"Content-Type", b"application/json"), (b"User-Agent", b"curl/8"), (b"Authorization", b"Bearer fs-x")]
     assert head_of(headers) == (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:9001\r\ncontent-type: application/json\r\n"
-        b"user-agent: curl/8\r\naccept-encoding: identity\r\nx-request-id: id-1\r\nx-vllm-priority: 10\r\n"
-        b"authorization: Bearer engine-key\r\ncontent-length: 5\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:9001\r\naccept-encoding: identity\r\n"
+        b"x-vllm-priority: 10\r\nauthorization: Bearer engine-key\r\ncontent-type: application/json\r\n"
+        b"user-agent: curl/8\r\nx-request-id: id-1\r\ncontent-length: 5\r\n\r\n"
     )
 
 

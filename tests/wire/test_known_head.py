@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairshare.wire.known_head import HeadMemory
+from fairshare.wire.known_head import HeadCache, HeadMemory
 
 HEAD = b"POST /v1 HTTP/1.1\r\nhost: a\r\nContent-Length: %d\r\nx: y\r\n\r\n%b"
 
@@ -40,9 +40,11 @@ def test_the_same_head_with_another_length_is_recognised() -> None:
     ],
 )
 def test_everything_else_is_left_to_the_parser(data: bytes) -> None:
-    memory = HeadMemory[str]()
+    memory, cache = HeadMemory[str](), HeadCache[str]()
     memory.learn(message(b"abc"), "known")
+    cache.learn(message(b"abc"), "known")
     assert memory.body_of(data) is None
+    assert cache.find(data) is None
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,9 @@ def test_a_head_without_one_plain_length_is_not_remembered(data: bytes) -> None:
     memory.learn(message(b"abc"), "known")
     memory.learn(data, "other")
     assert memory.body_of(data) is None
+    cache = HeadCache[str]()
+    cache.learn(data, "other")
+    assert cache.find(data) is None
     assert memory.body_of(message(b"abc")) is None
 
 
@@ -72,3 +77,19 @@ def test_heads_that_never_come_again_are_soon_not_remembered_any_more() -> None:
     for number in range(64, 127):
         memory.learn(message(b"abc").replace(b"x: y", b"x: %d" % number), number)
     assert memory.meaning == 63
+
+
+def test_a_cache_knows_the_heads_of_many_and_forgets_the_oldest() -> None:
+    cache = HeadCache[int](limit=3)
+    heads = [message(b"abc").replace(b"x: y", b"x: %d" % number) for number in range(4)]
+    for number, data in enumerate(heads):
+        cache.learn(data, number)
+    assert [cache.find(data) for data in heads] == [None, (1, b"abc"), (2, b"abc"), (3, b"abc")]
+    assert cache.find(heads[3].replace(b"Length: 3\r", b"Length: 5\r") + b"de") == (3, b"abcde")
+
+
+def test_a_head_with_a_second_length_is_not_taken_for_the_one_with_the_first() -> None:
+    cache = HeadCache[str]()
+    cache.learn(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc", "one")
+    for other in (b"content-length: 3\r\ncontent-length: 3", b"content-length: \r\ncontent-length: 3"):
+        assert cache.find(b"POST / HTTP/1.1\r\n%b\r\n\r\nabc" % other) is None

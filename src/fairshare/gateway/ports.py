@@ -27,8 +27,10 @@ class Outcome(StrEnum):
     """The client left before its answer was complete."""
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished request. Every request that was read whole enough to have a path ends in exactly one of these.
+class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
+    """One request: begun when it is let in; complete, and not changed any more, when recorders get it.
+
+    Every request that was read whole enough to have a path ends in exactly one of these.
 
     Names (team, pool, model, instance) are configured names or empty: nothing a client made up is in them.
     """
@@ -61,14 +63,14 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival until it was last sent to an engine; None: never."""
     first_byte_seconds: float | None = None
     """From arrival until the first byte of an engine's answer went to the client; None: no byte did."""
-    total_seconds: float
+    total_seconds: float = 0.0
     """From arrival until the engine had finished, or the request had ended otherwise."""
     held_seconds: float = 0.0
     """How long it waited in the dispatch queue, all waits together."""
     added_seconds: float = 0.0
     """From the last byte of its body until it was sent, without `held_seconds`: what fairshare itself cost."""
 
-    outcome: Outcome
+    outcome: Outcome = Outcome.COMPLETED
     status: int = 0
     """The HTTP status that the client was sent; 0: none, it left before."""
     reason: str = ""

@@ -58,8 +58,8 @@ class Listener(Protocol):
         """A connection asked for with `InstanceConnections.connect` is there: send on it."""
         ...
 
-    def answer(self, connection: "UpstreamConnection", body: bytes, complete: bool) -> None:
-        """More of the body (maybe none) came; `connection.status` and `.head` are the answer's head.
+    def answer(self, head: ResponseHeaders, body: bytes, complete: bool) -> None:
+        """More of the body (maybe none) came of the answer with this head.
 
         When it is complete the connection already serves others.
         """
@@ -83,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_complete",
+        "_head",
         "_head_bytes",
         "_head_complete",
         "_headers",
@@ -93,13 +94,12 @@ class UpstreamConnection(asyncio.Protocol):
         "_paused",
         "_pieces",
         "_reused",
+        "_status",
         "_transport",
         "blocked",
-        "head",
         "home",
         "idle_since",
         "sending",
-        "status",
     )
 
     def __init__(self, home: "InstanceConnections") -> None:
@@ -119,9 +119,9 @@ class UpstreamConnection(asyncio.Protocol):
         """The request body is not sent whole yet: the connection cannot be used again."""
         self.blocked = False
         """The engine takes no more bytes for now."""
-        self.status = 0
-        self.head = NO_HEAD
-        """The answer's headers, when there are some."""
+        self._status = 0
+        self._head = NO_HEAD
+        """The answer's, when it has come."""
         self._headers: Headers = []
         self.idle_since = 0.0
         """When it became idle (coarse time)."""
@@ -132,11 +132,6 @@ class UpstreamConnection(asyncio.Protocol):
         """The next answer belongs to `listener`."""
         assert self._listener is None
         self._listener = listener
-        self._head_bytes = 0
-        self._head_complete = False
-        self._complete = False
-        self.status = 0
-        self._headers = []
 
     def write(self, data: bytes) -> None:
         assert self._transport is not None
@@ -190,7 +185,7 @@ class UpstreamConnection(asyncio.Protocol):
         listener, self._listener = self._listener, None
         if listener is not None:
             if exc is None and self._head_complete and self._ends_with_connection():
-                listener.answer(self, b"", True)
+                listener.answer(self._head, b"", True)
             else:
                 listener.lost(
                     Loss.RESET,
@@ -209,14 +204,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         if not self._head_complete:
-            known = self.home.known_head
-            if not self._head_bytes and not self.sending and (body := known.body_of(data)) is not None:
-                assert known.meaning is not None
-                self.status, self.head = known.meaning
-                self._head_complete = self._complete = self._keeps_alive = True
-                self._pieces.append(body)
-                self._hand_over(listener, True)
-                return
+            if not self._head_bytes and not self.sending:
+                known = self.home.known_head
+                body = known.body_of(data)
+                if body is not None:
+                    assert known.meaning is not None
+                    self._give_back()
+                    self._tell(listener, known.meaning, body, True)
+                    return
             self._head_bytes += len(data)
         reusable = True
         try:
@@ -229,8 +224,8 @@ class UpstreamConnection(asyncio.Protocol):
             reusable = False
             data = b""
         if self._complete and self._keeps_alive and self._head_bytes == len(data):
-            self.home.known_head.learn(data, (self.status, self.head))
-        self._hand_over(listener, reusable)
+            self.home.known_head.learn(data, self._head)
+        self._deliver(listener, reusable)
 
     def pause_writing(self) -> None:
         self.blocked = True
@@ -251,16 +246,16 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._complete:
             raise ValueError("a second answer to one request")
-        self.status = self._parser.get_status_code()
-        if self.status >= 200:
+        self._status = self._parser.get_status_code()
+        if self._status >= 200:
             self._head_complete = True
-            self.head = read_response_headers(self._headers)
+            self._head = read_response_headers(self._headers, self._status)
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        if self.status >= 200:
+        if self._status >= 200:
             self._complete = True
             # Now, not later: llhttp forgets the head when it is done with the message.
             self._keeps_alive = self._parser.should_keep_alive()
@@ -269,9 +264,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- inside
 
-    def _hand_over(self, listener: Listener, reusable: bool) -> None:
+    def _tell(self, listener: Listener, head: ResponseHeaders, body: bytes, complete: bool) -> None:
         try:
-            self._deliver(listener, reusable)
+            listener.answer(head, body, complete)
         except Exception:
             log.exception("could not handle an answer of %s", self.home.id)
             listener.fault()  # closes the connection, unless it serves others already
@@ -282,19 +277,28 @@ class UpstreamConnection(asyncio.Protocol):
         if self._complete:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            self._listener = None
+            head = self._head
             if reusable and self._keeps_alive and not self.sending:
-                self._reused = True
-                self.home.give_back(self)
+                self._head_bytes = self._status = 0
+                self._head_complete = self._complete = False
+                self._headers = []
+                self._head = NO_HEAD
+                self._give_back()
             else:
                 self.abort()
-            listener.answer(self, body, True)
+            self._tell(listener, head, body, True)
         elif pieces:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            listener.answer(self, body, False)
+            self._tell(listener, self._head, body, False)
         elif not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
             self._give_up(listener, f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
+
+    def _give_back(self) -> None:
+        """Its answer is complete; it may serve others."""
+        self._listener = None
+        self._reused = True
+        self.home.give_back(self)
 
     def _ends_with_connection(self) -> bool:
         return not any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
@@ -327,7 +331,7 @@ class InstanceConnections:
         self._host = url.hostname
         self._tls = url.scheme == "https"
         self._port = url.port or (443 if self._tls else 80)
-        self.known_head = HeadMemory[tuple[int, ResponseHeaders]]()
+        self.known_head = HeadMemory[ResponseHeaders]()
         self._unreachable = unreachable
         self._counters = counters
         self._coarse = coarse

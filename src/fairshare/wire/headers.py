@@ -7,6 +7,7 @@ cookies, an engine's authentication, and names that are ours.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
@@ -81,6 +82,9 @@ _KEPT_FROM_CLIENTS = _HOP_BY_HOP | {
     b"x-vllm-priority",
 }
 """An engine's headers that never come down; `content-length` and `x-request-id` are written by the relay."""
+
+PREPARED = 4096
+"""Header lines that are kept ready, those used last; they are made of configured names only."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -192,25 +196,35 @@ def upstream_head(
     `priority` None: no priority at all. `api_key`: the engine's own, never a client's. `content_length` None: the
     body comes in chunks (with `method` GET: there is none). Asks for no compression, since usage is read on the way.
     """
-    head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (
-        method.encode(),
-        path.encode(),
-        host,
-        forwarded,
-        request_id.encode(),
-    )
-    if priority is not None:
-        head += b"x-vllm-priority: %d\r\n" % priority
-    if api_key is not None:
-        head += b"authorization: Bearer %b\r\n" % api_key.encode()
+    opening = _opening(method, path, host, priority, api_key)
     if content_length is not None:
-        return head + b"content-length: %d\r\n\r\n" % content_length
-    return head + (b"\r\n" if method == "GET" else b"transfer-encoding: chunked\r\n\r\n")
+        return b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+            opening,
+            forwarded,
+            request_id.encode(),
+            content_length,
+        )
+    framing = b"" if method == "GET" else b"transfer-encoding: chunked\r\n"
+    return b"%b%bx-request-id: %b\r\n%b\r\n" % (opening, forwarded, request_id.encode(), framing)
+
+
+@lru_cache(PREPARED)
+def _opening(method: str, path: str, host: bytes, priority: int | None, api_key: str | None) -> bytes:
+    """The lines that are the same for many requests to an instance."""
+    lines = [f"{method} {path} HTTP/1.1".encode(), b"host: " + host, b"accept-encoding: identity"]
+    if priority is not None:
+        lines.append(b"x-vllm-priority: %d" % priority)
+    if api_key is not None:
+        lines.append(b"authorization: Bearer " + api_key.encode())
+    return b"\r\n".join([*lines, b""])
 
 
 class ResponseHeaders(msgspec.Struct, kw_only=True, gc=False):
     """What the gateway needs to know of an engine's headers."""
 
+    status: int = 200
+    opening: bytes = b""
+    """The status line and `lines`."""
     lines: bytes = b""
     """Header lines for the client, without framing (`content-length`, `transfer-encoding`) and connection."""
     content_length: int | None = None
@@ -220,9 +234,9 @@ class ResponseHeaders(msgspec.Struct, kw_only=True, gc=False):
     """Compressed although we asked for none: it is relayed as it is, and its usage cannot be read."""
 
 
-def read_response_headers(headers: Headers) -> ResponseHeaders:
+def read_response_headers(headers: Headers, status: int = 200) -> ResponseHeaders:
     """One pass over an engine's headers. Values that would begin another line are dropped with their header."""
-    found = ResponseHeaders()
+    found = ResponseHeaders(status=status)
     parts: list[bytes] = []
     dropped: list[bytes] = []
     for name, value in headers:
@@ -243,6 +257,7 @@ def read_response_headers(headers: Headers) -> ResponseHeaders:
         fields = [parts[at : at + 4] for at in range(0, len(parts), 4)]
         lines = b"".join(b"".join(field) for field in fields if _may_come_down(field[0], field[2], dropped))
     found.lines = lines
+    found.opening = status_line(status) + lines
     return found
 
 
@@ -270,14 +285,18 @@ def fairshare_lines(
     explanation: bytes = b"",
 ) -> bytes:
     """Our header lines on every relayed response; `explanation` (ASCII) only where there is something to explain."""
-    lines = b"x-request-id: %b\r\nx-fairshare-pool: %b\r\nx-fairshare-standing: %b\r\n%bx-fairshare-held-ms: %d\r\n" % (
+    lines = b"x-request-id: %b\r\n%bx-fairshare-held-ms: %d\r\n" % (
         request_id.encode(),
-        pool.encode(),
-        standing.encode(),
-        b"" if priority is None else b"x-fairshare-priority: %d\r\n" % priority,
+        _standing_lines(pool, standing, priority),
         round(held_seconds * 1000),
     )
     return lines + b"x-fairshare-explain: %b\r\n" % explanation if explanation else lines
+
+
+@lru_cache(PREPARED)
+def _standing_lines(pool: str, standing: Standing, priority: int | None) -> bytes:
+    lines = f"x-fairshare-pool: {pool}\r\nx-fairshare-standing: {standing.value}\r\n"
+    return (lines if priority is None else f"{lines}x-fairshare-priority: {priority}\r\n").encode()
 
 
 def problem_response(

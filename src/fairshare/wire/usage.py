@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 AUDIO_TOKENS_PER_SECOND = 50
 """For engines that report an upload's seconds only: Whisper's encoder makes 1,500 positions of 30 s
@@ -106,11 +106,41 @@ class AnswerFields(msgspec.Struct, gc=False):
     delta: Raw | UnsetType = UNSET
 
 
+class _PlainDetails(msgspec.Struct, gc=False):
+    cached_tokens: Annotated[int, Meta(ge=0, lt=10**15)] | None = None
+
+
+class _PlainUsage(msgspec.Struct, gc=False):
+    prompt_tokens: Annotated[int, Meta(gt=0, lt=10**15)]
+    completion_tokens: Annotated[int, Meta(ge=0, lt=10**15)] | None = None
+    prompt_tokens_details: _PlainDetails | None = None
+    input_tokens: None = None
+    output_tokens: None = None
+    cache_read_input_tokens: None = None
+    cache_creation_input_tokens: None = None
+
+
+class _PlainChoice(msgspec.Struct, gc=False):
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+
+
+class _PlainAnswer(msgspec.Struct, gc=False):
+    """An answer as nearly all are: counted in OpenAI's way, and neither failed nor aborted. The decoder sees to it."""
+
+    usage: _PlainUsage
+    choices: list[_PlainChoice] | None = None
+    error: None = None
+    response: None = None
+    message: None = None
+    stop_reason: None = None
+
+
 _MOST_TOKENS = 1e15
 """A count that is not below this is none."""
 
 _decode_answer = msgspec.json.Decoder(AnswerFields).decode
 _decode_usage = msgspec.json.Decoder(UsageFields).decode
+_decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
 
 def answer_fields(data: bytes | bytearray) -> AnswerFields | None:
@@ -148,6 +178,18 @@ def reported_failure(fields: AnswerFields) -> str | None:
     return None
 
 
+def read_answer(body: bytes | bytearray) -> tuple[Usage | None, str | None]:
+    """What a whole answer reports: usage, and why it failed although the status is 200; None: nothing."""
+    try:
+        plain = _decode_plain(body).usage
+    except (msgspec.DecodeError, RecursionError):
+        fields = answer_fields(body)
+        return (None, None) if fields is None else (reported_usage(fields), reported_failure(fields))
+    prompt, details = plain.prompt_tokens, plain.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    return Usage(prompt, min(cached, prompt), plain.completion_tokens or 0), None
+
+
 class AnswerTail:
     """Watches an answer that is not a stream of events go by; at its end says what it consumed.
 
@@ -177,10 +219,7 @@ class AnswerTail:
         if self._long:
             self.usage = _usage_near_end(body)
             return
-        fields = answer_fields(body)
-        if fields is not None:
-            self.usage = reported_usage(fields)
-            self.failure = reported_failure(fields)
+        self.usage, self.failure = read_answer(body)
 
 
 _USAGE_KEY = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
@@ -203,19 +242,6 @@ def _usage_near_end(end: bytearray) -> Usage | None:
 
 
 def _usage(fields: UsageFields) -> Usage | None:
-    if (
-        # The short way for what most answers are: two counts, and nothing cached.
-        type(fields.prompt_tokens) is int
-        and type(fields.completion_tokens) is int
-        and 0 < fields.prompt_tokens < _MOST_TOKENS
-        and 0 < fields.completion_tokens < _MOST_TOKENS
-        and fields.prompt_tokens_details is None
-        and fields.input_tokens is None
-        and fields.output_tokens is None
-        and fields.cache_read_input_tokens is None
-        and fields.cache_creation_input_tokens is None
-    ):
-        return Usage(fields.prompt_tokens, 0, fields.completion_tokens)
     prompt = _tokens(fields.prompt_tokens)
     cached = _detail(fields.prompt_tokens_details)
     if fields.input_tokens is not None:
