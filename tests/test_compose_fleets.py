@@ -3,10 +3,14 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from fairshare.config import Settings, parse
+from gateway.discovery.api_server import TOKEN, ApiServer, endpoint_slice
 from gateway.hostile_engine import HostileEngine
 from gateway.rig import run
 from test_compose import engines, running, settings, until
@@ -117,5 +121,39 @@ def test_only_operators_of_the_whole_site_may_change_instances_and_the_audit_has
                 assert await status("drain", ("admin", "site")) == 204
                 audit = (await http.get(f"{root}/audit?limit=1", headers=admin)).json()["data"][0]
                 assert (audit["action"], audit["target"]) == ("drain instance", f"chat {one.url}")
+
+    run(scenario)
+
+
+def test_a_pool_follows_a_kubernetes_service_found_by_its_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slice_of(name: str, engine: HostileEngine) -> dict[str, Any]:
+        port = urlsplit(engine.url).port
+        return endpoint_slice(name, "127.0.0.1", ports=[{"name": "http", "port": port}])
+
+    async def scenario() -> None:
+        async with engines(2) as (one, two), ApiServer() as server:
+            kubeconfig = {
+                "clusters": [{"name": "c", "cluster": {"server": server.config().cluster.server}}],
+                "users": [{"name": "u", "user": {"token": TOKEN}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "models"}}],
+                "current-context": "x",
+            }
+            (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
+            monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+            await server.put(slice_of("one", one))
+            followed = "name: chat, capacity_per_instance: 4, models: {tiny: tiny}, shares: {red: 1/2, blue: 1/2}"
+            followed += ", instances: [{kubernetes: {service: vllm, port: http}}]"
+            async with running(settings(followed)) as gateway:
+                assert [each.id for each in gateway.pool().instances] == [one.url]
+                assert (await gateway.ask()).status == 200
+                await server.put(slice_of("two", two))
+                await until(lambda: gateway.pool().capacity == 8)
+                await server.delete("one")
+                await until(lambda: [each.id for each in gateway.pool().instances] == [two.url])
+                assert gateway.pool().capacity == 4
+                assert (await gateway.ask()).status == 200
+                assert len(two.completions) == 1
 
     run(scenario)
