@@ -730,3 +730,22 @@ def test_no_instance_is_a_503() -> None:
             assert (reply.status, reply.code) == (503, "no_instance")
 
     run(main)
+
+
+def test_a_head_that_came_on_another_connection_is_recognised_and_its_key_is_still_asked_for() -> None:
+    async def main() -> None:
+        async with Rig.started() as rig:
+            for key in ("fs-red", "fs-blue", "fs-red", "fs-blue"):
+                client = await rig.client()
+                await client.send(request_bytes(key=key))
+                assert (await client.read()).status == 200
+            assert [record.team for record in rig.kept.records] == ["red", "blue", "red", "blue"]
+            cache = rig.port.known_heads
+            assert cache.find(request_bytes(key="fs-red")) is not None
+            assert cache.find(request_bytes(key="fs-green")) is None
+            rig.port.directory.replace({})  # every key is taken back
+            client = await rig.client()
+            await client.send(request_bytes(key="fs-red"))
+            assert (await client.read()).code == "invalid_api_key"
+
+    run(main)

@@ -33,7 +33,7 @@ from fairshare.wire.headers import (
     read_request_headers,
     status_line,
 )
-from fairshare.wire.known_head import HeadMemory
+from fairshare.wire.known_head import HeadCache, HeadMemory
 from fairshare.wire.multipart import FormReader
 from fairshare.wire.problems import (
     HEADERS_TOO_LARGE,
@@ -87,77 +87,52 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 MODELS_PATH = b"/v1/models/"
 
 
-class Incoming:
+class Incoming(msgspec.Struct, eq=False):
     """A request as its bytes come in."""
 
-    __slots__ = (
-        "arrived_at",
-        "arrived_wall_at",
-        "complete",
-        "content_length",
-        "endpoint",
-        "found",
-        "head_complete",
-        "headers",
-        "http_1_1",
-        "id",
-        "identity",
-        "keep_alive",
-        "key_sha256",
-        "method",
-        "owes_continue",
-        "own_id",
-        "pieces",
-        "problem",
-        "size",
-        "target",
-        "upgrade",
-        "upload",
-    )
-
-    def __init__(self) -> None:
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.head_complete = False
-        self.complete = False
-        self.method = b""
-        self.http_1_1 = True
-        self.keep_alive = True
-        self.upgrade = False
-        """It asks for another protocol, which is ignored (RFC 9110, 7.8)."""
-        self.owes_continue = False
-        """The client waits for `100 Continue` before it sends the body."""
-        self.found: RequestHeaders | None = None
-        self.key_sha256: bytes | None = None
-        self.id = ""
-        """What the client and the engine see: the client's own id, if it sent one."""
-        self.own_id = ""
-        """Ours; no other request of any gateway has it."""
-        self.endpoint: Endpoint | None = None
-        self.identity: Identity | None = None
-        self.problem: RequestProblem | None = None
-        """What it will be answered; its body is thrown away."""
-        self.pieces: list[bytes] = []
-        self.size = 0
-        """Bytes of its body so far."""
-        self.upload: Upload | None = None
-        """Its body is streamed through."""
-        self.arrived_at = 0.0
-        self.arrived_wall_at = 0.0
+    target: bytes = b""
+    method: bytes = b""
+    headers: list[tuple[bytes, bytes]] = []
+    http_1_1: bool = True
+    keep_alive: bool = True
+    head_complete: bool = False
+    complete: bool = False
+    upgrade: bool = False
+    """It asks for another protocol, which is ignored (RFC 9110, 7.8)."""
+    owes_continue: bool = False
+    """The client waits for `100 Continue` before it sends the body."""
+    found: RequestHeaders | None = None
+    key_sha256: bytes | None = None
+    endpoint: Endpoint | None = None
+    identity: Identity | None = None
+    id: str = ""
+    """What the client and the engine see: the client's own id, if it sent one."""
+    own_id: str = ""
+    """Ours; no other request of any gateway has it."""
+    problem: RequestProblem | None = None
+    """What it will be answered; its body is thrown away."""
+    pieces: list[bytes] = []
+    size: int = 0
+    """Bytes of its body so far."""
+    upload: Upload | None = None
+    """Its body is streamed through."""
+    arrived_at: float = 0.0
+    arrived_wall_at: float = 0.0
 
     def again(self, body: bytes) -> "Incoming":
         """The same request with another body."""
-        new = Incoming()
-        new.target = self.target
-        new.method = self.method
-        new.http_1_1 = self.http_1_1
-        new.head_complete = new.complete = True
-        new.found = self.found
-        new.key_sha256 = self.key_sha256
-        new.endpoint = self.endpoint
-        new.pieces.append(body)
-        new.size = len(body)
-        return new
+        return Incoming(
+            target=self.target,
+            method=self.method,
+            http_1_1=self.http_1_1,
+            head_complete=True,
+            complete=True,
+            found=self.found,
+            key_sha256=self.key_sha256,
+            endpoint=self.endpoint,
+            pieces=[body],
+            size=len(body),
+        )
 
     @property
     def may_come_again(self) -> bool:
@@ -269,18 +244,18 @@ class ClientConnection(asyncio.Protocol):
             if self._backlog_bytes > MAX_BACKLOG_BYTES:
                 self._pause_reading()
             return
-        if self._reading is None and not self._backlog:
-            body = self._known_head.body_of(data)
-            if body is not None:
-                assert self._known_head.meaning is not None
-                incoming = self._known_head.meaning.again(body)
+        if current is None and self._reading is None and not self._backlog and not self._broken:
+            incoming = self._recognised(data)
+            if incoming is not None:
                 self._port.arrived(incoming)
                 self._check_head(incoming)
-                self._ready.append(incoming)
-            else:
-                self._feed(data)
-                if len(self._ready) == 1 and self._ready[0].may_come_again:
-                    self._known_head.learn(data, self._ready[0])
+                self._start(incoming)
+                return
+            self._feed(data)
+            if len(self._ready) == 1 and self._ready[0].may_come_again:
+                meaning = self._ready[0].again(b"")
+                if self._known_head.learn(data, meaning):
+                    self._port.known_heads.learn(data, meaning)
         else:
             self._feed(data)
         self._advance()
@@ -390,7 +365,8 @@ class ClientConnection(asyncio.Protocol):
             self._close()
         else:
             self._heard_at = self._port.driver.coarse.now
-            self._advance()
+            if self._ready or self._backlog or self._reading is not None or self._broken:
+                self._advance()
 
     def answer_problem(
         self, problem: Problem, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
@@ -471,6 +447,19 @@ class ClientConnection(asyncio.Protocol):
             self._time_out(reading, "the rest of its body")
 
     # ------------------------------------------------------------------ inside: reading
+
+    def _recognised(self, data: bytes) -> Incoming | None:
+        """The request, if `data` is one with a head that came before, on this connection or another."""
+        known = self._known_head
+        body = known.body_of(data)
+        if body is not None:
+            assert known.meaning is not None
+            return known.meaning.again(body)
+        found = self._port.known_heads.find(data)
+        if found is None:
+            return None
+        known.known_elsewhere()
+        return found[0].again(found[1])
 
     def _check_head(self, incoming: Incoming) -> None:
         try:
@@ -705,6 +694,7 @@ class DataPort:
         self.descriptors_allow = sys.maxsize
         """As many connections as the process may have open files for."""
         self._sweep_seconds = sweep_seconds
+        self.known_heads = HeadCache[Incoming]()
         self._failed_logins = FailedLogins()
         self._connections: set[ClientConnection] = set()
         self._all_closed = asyncio.Event()
@@ -911,10 +901,11 @@ class DataPort:
         if home is None or (identity.models is not None and model not in identity.models):
             raise unknown_model(model, self._models_of(identity))
         # A class is the most a key may ask: batch is above interactive in number and below it in right.
-        service_class = identity.service_class
-        for asked in (found.service_class, facts.service_class):
-            if asked is not None and asked > service_class:
-                service_class = asked
+        service_class, by_header, by_body = identity.service_class, found.service_class, facts.service_class
+        if by_header is not None and by_header > service_class:
+            service_class = by_header
+        if by_body is not None and by_body > service_class:
+            service_class = by_body
         request = Request(
             # Not the client's id: two clients may use the same one at once.
             id=incoming.own_id,
