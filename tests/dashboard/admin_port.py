@@ -79,7 +79,7 @@ class Desk:
     ) -> None:
         """A request that was held, then borrowed, then answered."""
         counted = Pool(pool, 16, {team: 0.5}, 0.0)
-        decided = _Decided(request_id, key_id, team, pool)
+        decided = Decided(request_id, key_id, team, pool)
         self.log.held(
             decided,
             Held(
@@ -138,7 +138,7 @@ class _Home:
         self.spec = _Named(name)
 
 
-class _Decided:
+class Decided:
     def __init__(self, id: str, key_id: str, team: str, pool: str) -> None:
         self.request = Request(id=id, team=team)
         self.id = id

@@ -133,7 +133,8 @@ class _PoolRings:
         for ring in self.rings[1:]:
             gathered = ring.gathered
             if gathered and _step(gathered[-1], ring) != _step(frame, ring):
-                minute = self._end(ring)
+                ended = self._end(ring)
+                minute = ended if ring is self.rings[-1] else None
             ring.gathered.append(frame)
         return minute
 
