@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,21 @@ $(VLLM_STAMP): requirements/vllm.txt requirements/vllm.in
 	|| { echo "test-vllm: no package source has $$(grep '^torch==' requirements/vllm.in); add PyTorch's index of CPU wheels to pip's extra-index-url (or a folder that holds the wheel to find-links)"; exit 1; }
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm.txt
 	touch $@
+
+LITELLM_STAMP := .venv-litellm/.installed
+
+test-litellm: $(STAMP) $(LITELLM_STAMP) ## the tests with the real LiteLLM proxy (minutes; the first time it downloads 150 MB)
+	$(BIN)/python -m pytest -m real_litellm tests/real_litellm
+
+# LiteLLM's virtual environment, with fairshare in it as a site would install it.
+$(LITELLM_STAMP): requirements/litellm.txt
+	test -x .venv-litellm/bin/python || $(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/litellm.txt
+	.venv-litellm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+lock-litellm: ## renew requirements/litellm.txt from requirements/litellm.in and our own ranges (needs uv)
+	uv pip compile pyproject.toml requirements/litellm.in --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements/litellm.txt
 
 PEERS_STAMP := .venv-peers/.installed
 BENCH ?=

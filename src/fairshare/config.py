@@ -33,6 +33,8 @@ from fairshare.gateway.options import (
     AdminSpec,
     Balance,
     DnsSource,
+    EmbeddedPool,
+    EmbeddedSpec,
     EngineKind,
     FileSource,
     GatewaySpec,
@@ -46,6 +48,7 @@ from fairshare.gateway.options import (
     PoolSpec,
     SrvSource,
     StoreSpec,
+    TeamFrom,
     TeamSpec,
     Timeouts,
     TlsSpec,
@@ -111,6 +114,25 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "pools[].timeouts": ("connect", "first_byte", "idle", "longest_request"),
     "pools[].cost": ("prompt", "cached", "completion", "unit"),
+    "fairshare_settings": ("team_from", "pools"),
+    "fairshare_settings.pools[]": (
+        "name",
+        "capacity",
+        "half_life",
+        "dispatch",
+        "shares",
+        "models",
+        "hold",
+        "cost",
+        "longest_request",
+    ),
+    "fairshare_settings.pools[].hold": (
+        "borrow_order",
+        "batch_every",
+        "max_held",
+        "max_held_per_team",
+        "longest_wait",
+    ),
     "teams[]": ("name", "keys", "models"),
     "teams[].keys[]": ("sha256", "class"),
     "limits": ("max_body", "max_header", "header_timeout", "max_connections", "drain"),
@@ -174,6 +196,30 @@ def parse(text: bytes | str, *, path: Path, environ: Mapping[str, str]) -> Setti
     if report.problems:
         raise ConfigError(report.problems)
     return Settings(path=path, gateway=spec, warnings=tuple(report.warnings))
+
+
+def load_embedded(path: Path, environ: Mapping[str, str]) -> EmbeddedSpec:
+    """The section `fairshare_settings` of another program's configuration file. Raises `ConfigError`."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({_reason(error)})"]) from None
+    report = _Report(path=path, environ=environ)
+    root = _compose(text, path)
+    sections = {str(key.value): value for key, value in root.value} if isinstance(root, yaml.MappingNode) else {}
+    if "fairshare_settings" not in sections:
+        raise ConfigError([f"{path}: has no section fairshare_settings; docs/howto/litellm.md shows one"])
+    spec = EmbeddedSpec(pools=())
+    with contextlib.suppress(_Invalid):
+        spec = _embedded(_Place(sections["fairshare_settings"], "fairshare_settings", report))
+    served: dict[str, str] = {}
+    for pool in spec.pools:
+        for model in pool.models:
+            if served.setdefault(model, pool.name) != pool.name:
+                report.problem("fairshare_settings.pools", f'model "{model}" is in two pools; remove it from one')
+    if report.problems:
+        raise ConfigError(report.problems)
+    return spec
 
 
 def is_loopback(host: str) -> bool:
@@ -794,6 +840,44 @@ def _prefix_secret(fields: _Fields) -> bytes | None:
             "openssl rand -hex 32",
         )
     return secret.encode() if secret is not None and isolated else None
+
+
+def _embedded(place: _Place) -> EmbeddedSpec:
+    fields = place.fields("fairshare_settings")
+    return EmbeddedSpec(
+        pools=fields.need(
+            "pools", lambda at: _each(at, _embedded_pool, "pools"), (), "pools: [{name: chat, capacity: 16, ...}]"
+        ),
+        team_from=fields.read("team_from", lambda at: _choice(at, TeamFrom), TeamFrom.TEAM_ALIAS),
+    )
+
+
+def _embedded_pool(place: _Place) -> EmbeddedPool:
+    fields = place.fields("fairshare_settings.pools[]")
+    return EmbeddedPool(
+        name=fields.need("name", _pool_name, "", "name: chat"),
+        capacity=fields.need("capacity", _positive, 1, "capacity: 16 (slots that this process may use)"),
+        shares=fields.need("shares", _shares, {}, "shares: {search: 26/32, ads: 6/32}"),
+        models=fields.need("models", lambda at: _each(at, _model_name, "models"), (), "models: [the-model]"),
+        half_life_seconds=fields.read("half_life", _half_life, DEFAULT_HALF_LIFE_SECONDS),
+        mode=fields.read("dispatch", lambda at: _choice(at, Mode), Mode.HOLD),
+        hold=fields.read("hold", _embedded_hold, HoldOptions()),
+        cost=fields.read("cost", _cost, CostWeights()),
+        longest_request_seconds=fields.read("longest_request", _positive_duration, Timeouts().longest_request_seconds),
+    )
+
+
+def _embedded_hold(place: _Place) -> HoldOptions:
+    fields = place.fields("fairshare_settings.pools[].hold")
+    default = HoldOptions()
+    return replace(
+        default,
+        borrow_order=fields.read("borrow_order", lambda at: _choice(at, BorrowOrder), default.borrow_order),
+        batch_every=fields.read("batch_every", _natural, default.batch_every),
+        max_held=fields.read("max_held", _natural, default.max_held),
+        max_held_per_team=fields.read("max_held_per_team", _natural, default.max_held_per_team),
+        longest_wait_seconds=fields.read("longest_wait", _positive_duration, default.longest_wait_seconds),
+    )
 
 
 def _capacity(fields: _Fields, per_instance: int | None, instances: int, has_sources: bool) -> int:

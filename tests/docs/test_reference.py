@@ -79,6 +79,9 @@ HEADINGS = {
     "limits": "limits",
     "store": "store",
     "notify": "notify",
+    "fairshare_settings": "fairshare_settings",
+    "embedded pools": "fairshare_settings.pools[]",
+    "embedded hold": "fairshare_settings.pools[].hold",
 }
 
 

@@ -227,6 +227,40 @@ class PoolSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedPool:
+    """A pool whose engines another program calls (`fairshare.integrations`)."""
+
+    name: str
+    capacity: int
+    """C in slots, of one process: processes do not know of each other."""
+    shares: Mapping[str, Fraction]
+    models: tuple[str, ...] = ()
+    """What clients call the models that its engines serve."""
+    half_life_seconds: float = 7 * 86400.0
+    mode: Mode = Mode.HOLD
+    hold: HoldOptions = field(default_factory=HoldOptions)
+    cost: CostWeights = field(default_factory=CostWeights)
+    longest_request_seconds: float = 3600.0
+    """A request that nobody released by then is released, so that no fault around it keeps its slots for ever."""
+
+
+class TeamFrom(StrEnum):
+    """Which property of LiteLLM's key names the team that owns a share."""
+
+    TEAM_ALIAS = "team_alias"
+    TEAM_ID = "team_id"
+    KEY_ALIAS = "key_alias"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSpec:
+    """The section `fairshare_settings` of another program's configuration."""
+
+    pools: tuple[EmbeddedPool, ...]
+    team_from: TeamFrom = TeamFrom.TEAM_ALIAS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpec:
     """A client's key, known by its SHA-256 only."""
 
@@ -277,6 +311,18 @@ class WebhookSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasSpec:
+    """This process shares its pools with others, which the store and the peer link join."""
+
+    listen: Address
+    """Where its peers reach it."""
+    advertise: str | None = None
+    """What they are told instead, as `host:port`; None: where it listens."""
+    secret: bytes = field(repr=False)
+    """What all of them know, and nobody else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """Everything that one gateway process serves."""
 
@@ -291,3 +337,5 @@ class GatewaySpec:
     """None: nothing is kept over a restart, and keys are those of `teams` only."""
     notify: WebhookSpec | None = None
     """Who is told of budgets; None: the log only."""
+    replicas: ReplicasSpec | None = None
+    """None: no other machine shares its pools."""

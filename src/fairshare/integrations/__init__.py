@@ -1,0 +1,1 @@
+"""The decision core inside other programs: LiteLLM's proxy, ASGI applications, your own gateway."""
