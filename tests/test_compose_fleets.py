@@ -68,7 +68,9 @@ def test_operators_drain_and_add_instances_by_the_admin_port() -> None:
     async def scenario() -> None:
         async with engines(2) as (one, two):
             both = f"name: chat, capacity: 8, models: [tiny], instances: ['{one.url}', '{two.url}']"
-            async with running(settings(both + ", shares: {red: 1}")) as gateway, httpx.AsyncClient() as http:
+            text = settings(both + ", shares: {red: 1}", rest="admin: {listen: '127.0.0.1:0', key: '${KEY}'}")
+            key = {"Authorization": "Bearer admin-secret"}
+            async with running(text) as gateway, httpx.AsyncClient(headers=key) as http:
                 path = f"http://{gateway.gateway.admin_at}/api/v1/pools/chat/instances"
                 assert (await http.post(f"{path}/drain", json={"url": one.url})).status_code == 204
                 assert gateway.pool().capacity == 4
@@ -86,6 +88,22 @@ def test_operators_drain_and_add_instances_by_the_admin_port() -> None:
                     assert (await http.post(path, json=wrong)).status_code == status
                 assert (await http.post(path, content=b"url=x")).status_code == 415
                 assert (await http.post(path.replace("chat", "nowhere"), json={"url": one.url})).status_code == 404
+
+    run(scenario)
+
+
+def test_being_on_the_machine_is_not_enough_to_change_where_prompts_go() -> None:
+    async def scenario() -> None:
+        async with engines(1) as (one,):
+            single = f"name: chat, capacity: 8, models: [tiny], instances: ['{one.url}'], shares: {{red: 1}}"
+            async with running(settings(single)) as gateway, httpx.AsyncClient() as http:
+                path = f"http://{gateway.gateway.admin_at}/api/v1/pools/chat/instances"
+                assert (await http.get(path)).status_code == 200
+                for more in ("", "/drain", "/remove"):
+                    refused = await http.post(path + more, json={"url": "http://127.0.0.1:1"})
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+                    assert "needs a key" in refused.json()["error"]["message"]
+                assert [each.id for each in gateway.pool().instances] == [one.url]
 
     run(scenario)
 

@@ -51,6 +51,9 @@ from fairshare.wire.problems import (
 ACTOR = "fairshare.actor"
 """The key of the ASGI scope that holds who asks."""
 
+LOCAL = "local"
+"""The name of whoever asks from this machine, where no admin key is configured."""
+
 MAX_BODY_BYTES = 1 << 20
 MAX_PAGE = 1000
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

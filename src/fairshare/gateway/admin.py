@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairshare.accounts.rights import Actor
 from fairshare.clock import Clock, monotonic
-from fairshare.gateway.accounts_api import ACTOR
+from fairshare.gateway.accounts_api import ACTOR, LOCAL
 from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import CONTENT_TYPE, Metrics
 from fairshare.gateway.status import PoolStatus
@@ -147,7 +147,9 @@ def admin_app(
         exception_handlers={404: answer_error, 405: answer_error},
     )
     open_documents = frozenset(pages.documents) - {"/"}
-    return _Guard(app, key, operator, bool(accounts), open_documents, logins or FailedLogins(), clock)
+    return _Guard(
+        app, key, operator, bool(accounts), open_documents, FailedLogins() if logins is None else logins, clock
+    )
 
 
 def _json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -186,7 +188,7 @@ class _Guard:
             await self._app({**scope, ACTOR: actor}, receive, send)
             return
         refusal = self._refusal(headers, scope)
-        scope = {**scope, ACTOR: Actor(name="local" if self._key() is None else "admin key")}
+        scope = {**scope, ACTOR: Actor(name=LOCAL if self._key() is None else "admin key")}
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, headers: Mapping[bytes, bytes], scope: Scope) -> Response | None:

@@ -16,6 +16,7 @@ from fairshare.errors import CallerError
 from fairshare.gateway.accounts_api import (
     ACTOR,
     HEADERS,
+    LOCAL,
     Operation,
     Page,
     Refused,
@@ -87,7 +88,7 @@ class InstancesApi:
         operation = operations["GET" if request.method == "HEAD" else request.method]
         actor: Actor = request.scope[ACTOR]
         try:
-            check(actor, Act.SEE if operation.method == "GET" else Act.INSIDE, None, {})
+            _check(actor, operation)
             name = request.path_params["name"]
             keeper = self.keeper(name)
             if keeper is None:
@@ -124,6 +125,13 @@ class InstancesApi:
         target = f"{keeper.spec.name} {url}"
         log.info("%s: %s %s", actor.name, done, target)
         await self.noted(actor, done, target)
+
+
+def _check(actor: Actor, operation: Operation) -> None:
+    """An engine that somebody adds gets prompts and the engines' key: being on this machine is not enough."""
+    check(actor, Act.SEE if operation.method == "GET" else Act.INSIDE, None, {})
+    if operation.method != "GET" and actor.name == LOCAL:
+        raise Forbidden("changing instances needs a key; give the admin port one (admin: {key_file: FILE})")
 
 
 def _named(keeper: FleetKeeper) -> list[InstanceNamed]:
