@@ -9,12 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
+from dashboard.admin_port import Desk
+from fairshare.core.priority import ServiceClass
+from fairshare.gateway import live
 from fairshare.gateway.admin import AdminServer, Document, Pages, admin_app
+from fairshare.gateway.identity import Identity
 from fairshare.gateway.listening import listening_socket
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import Address
 from fairshare.gateway.ports import Counters
 from fairshare.gateway.status import PoolStatus
+from fairshare.gateway.status_api import OPERATOR_PATHS, TEAM_PATHS
 from gateway.statuses import instance_status, pool_status_of, team_status
 
 PAGES = Pages(
@@ -179,3 +184,90 @@ def test_the_server_answers_on_its_socket_and_ends_when_told() -> None:
         return answer.status_code
 
     assert asyncio.run(run()) == 200
+
+
+# --- the status API -----------------------------------------------------------------------------------------------
+
+
+def ask(desk: Desk, path: str, key: str | None = None) -> httpx.Response:
+    async def asked() -> httpx.Response:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(desk.app), base_url="http://127.0.0.1") as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(asked())
+
+
+def desk() -> Desk:
+    return Desk(
+        [pool_status_of("chat", teams=[team_status("search", in_flight=3)])],
+        identities={"fs-search": Identity("k", "search", ServiceClass.INTERACTIVE)},
+        past_seconds=30,
+    )
+
+
+@pytest.mark.parametrize("path", OPERATOR_PATHS)
+def test_what_shows_every_team_needs_the_admin_key(path: str) -> None:
+    at = desk()
+    at.admin_key = KEY
+    assert ask(at, path).status_code == 401
+    assert ask(at, path, "fs-search").status_code == 401
+
+
+@pytest.mark.parametrize("path", TEAM_PATHS)
+def test_what_shows_a_team_needs_a_team_s_key_and_no_other(path: str) -> None:
+    at = desk()
+    at.admin_key = KEY
+    assert ask(at, path).status_code == 401
+    assert ask(at, path, KEY).status_code == 401
+    assert ask(desk(), path).status_code == 401, "also where there is no admin key"
+
+
+def test_the_page_of_teams_is_served_without_a_key_and_the_status_page_is_not() -> None:
+    at = desk()
+    at.admin_key = KEY
+    assert ask(at, "/team").status_code == 200
+    assert ask(at, "/assets/style.css").headers["content-type"].startswith("text/css")
+    assert ask(at, "/assets/../index.html").status_code in (401, 404)
+    assert ask(at, "/assets/nothing.js").status_code == 401
+    assert ask(at, "/").status_code == 401
+
+
+def test_wrong_admin_keys_are_bounded_per_address_and_the_right_one_is_always_served() -> None:
+    at = desk()
+    at.admin_key = KEY
+    answers = [ask(at, "/api/v1/state", "wrong") for _ in range(22)]
+    assert [answer.status_code for answer in answers[:20]] == [401] * 20
+    assert (answers[-1].status_code, answers[-1].json()["error"]["code"]) == (429, "too_many_failed_logins")
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert ask(at, "/api/v1/team", "fs-wrong").status_code == 429, "one bound for both kinds of keys"
+    assert ask(at, "/api/v1/state", KEY).status_code == 200
+    assert ask(at, "/api/v1/team", "fs-search").status_code == 200
+
+
+def test_history_answers_for_a_pool_a_team_and_every_team() -> None:
+    at = desk()
+    pool = ask(at, "/api/v1/history?pool=chat&seconds=20&team=search").json()
+    assert (pool["pool"], pool["kept"], len(pool["at"])) == ("chat", False, len(pool["teams"]["search"]["within"]))
+    assert 15 <= len(pool["at"]) <= 21
+    assert set(ask(at, "/api/v1/history?pool=chat&by=team").json()["teams"]) == {"search"}
+    assert ask(at, "/api/v1/history?pool=nowhere").status_code == 404
+    assert ask(at, "/api/v1/history").status_code == 400
+    for wrong in ("0", "-1", "1e3", "many", "²", "9" * 40):
+        assert ask(at, f"/api/v1/history?pool=chat&seconds={wrong}").status_code == 400
+
+
+def test_requests_are_filtered_and_bounded() -> None:
+    at = desk()
+    for number in range(60):
+        at.waited(f"r{number}", "search" if number % 2 else "ads", held_seconds=number % 3)
+    assert [row["id"] for row in ask(at, "/api/v1/requests?most=2").json()] == ["r59", "r58"]
+    assert len(ask(at, "/api/v1/requests").json()) == 50
+    assert {row["team"] for row in ask(at, "/api/v1/requests?team=ads").json()} == {"ads"}
+    assert all(row["held_seconds"] for row in ask(at, "/api/v1/requests?only=waited").json())
+
+
+def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_WATCHERS", 0)
+    answer = ask(desk(), "/api/v1/live")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_connections")

@@ -120,7 +120,7 @@ def lines(state: "State") -> list[str]:
         for budget in state.budgets
         if budget.hard is not None and budget.left is not None
     ]
-    return found
+    return [printable(line) for line in found]
 
 
 # ---------------------------------------------------------------------- a terminal
@@ -143,7 +143,7 @@ def picture(
     for pool in state.pools:
         parts += [_heading(pool), _teams(pool, state, waits), _engines(pool)]
         parts += [
-            Text(f"  {finding.sentence} {finding.fix}", style="red" if finding.severity == "error" else "yellow")
+            _plain(f"  {finding.sentence} {finding.fix}", style="red" if finding.severity == "error" else "yellow")
             for finding in pool.finding_details
             if finding.severity != "note"
         ]
@@ -166,7 +166,7 @@ def _heading(pool: "PoolStatus") -> "Text":
 
     state = "saturated" if pool.saturated else "has room"
     return Text.assemble(
-        (pool.name, "bold"),
+        (printable(pool.name), "bold"),
         f"  {pool.in_flight} of {pool.capacity} slots ({state}), {pool.held} waiting, {pool.recalls} taken back",
         (f"  {pool.dispatch}, {', '.join(pool.models)}", "dim"),
     )
@@ -264,10 +264,14 @@ def _budget_left(state: "State") -> dict[str, float]:
 
 def _plain(text: str, style: str = "") -> "Text":
     """Names are shown as they are, whatever markup or control characters somebody put into them."""
-    from rich.control import strip_control_codes
     from rich.text import Text
 
-    return Text(strip_control_codes(text), style=style)
+    return Text(printable(text), style=style)
+
+
+def printable(text: str) -> str:
+    """A name may hold what commands a terminal."""
+    return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 def _level(team: "TeamStatus") -> str:
