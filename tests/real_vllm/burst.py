@@ -8,7 +8,6 @@ window what A borrowed before B came runs out; a stream that has begun is never 
 
 import asyncio
 import json
-import math
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -78,11 +77,6 @@ class Burst:
     def b_shares(self) -> list[float]:
         """B's part of each window's tokens."""
         return [b / (a + b) if a + b else 0.0 for a, b in self.windows]
-
-    @property
-    def fair_from(self) -> int:
-        """The first window that begins after what A borrowed before B came has run out; at least the second."""
-        return max(1, math.ceil(self.borrowed_gone_at / WINDOW_SECONDS))
 
     @property
     def tokens_per_second(self) -> float:
