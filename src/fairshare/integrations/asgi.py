@@ -1,0 +1,108 @@
+"""Plain ASGI middleware: requests of your own gateway wait for their team's turn before your code sees them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairshare.core.priority import ServiceClass
+from fairshare.integrations.admission import Admission, Admitted, TurnedAway
+from fairshare.wire.endpoints import Family
+from fairshare.wire.problems import error_body
+
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"})
+
+
+class FairshareMiddleware:
+    """Puts the request's `Admitted` into `scope["state"]["fairshare"]`, and releases it when the application returns.
+
+    The application sends `admitted.priority` to vLLM, and tells `admitted.consumed(usage)` before it returns; both are
+    all that it has to know.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        admission: Admission,
+        team: Callable[[Scope], str],
+        service_class: Callable[[Scope], ServiceClass] = lambda scope: ServiceClass.INTERACTIVE,
+        paths: Collection[str] = GENERATING,
+    ) -> None:
+        """`team`: whose request it is, from what your authentication left in the scope. `paths`: which ones wait."""
+        self._app = app
+        self._admission = admission
+        self._team = team
+        self._service_class = service_class
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+            await self._app(scope, receive, send)
+            return
+        early: deque[Message] = deque()
+        try:
+            admitted = await self._wait(scope, receive, early)
+        except TurnedAway as turned_away:
+            await _answer(turned_away, send)
+            return
+        if admitted is None:
+            return
+
+        async def replayed() -> Message:
+            return early.popleft() if early else await receive()
+
+        async def labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_headers(admitted)]}
+            await send(message)
+
+        scope.setdefault("state", {})["fairshare"] = admitted
+        try:
+            await self._app(scope, replayed, labelled)
+        finally:
+            admitted.release()
+
+    async def _wait(self, scope: Scope, receive: Receive, early: deque[Message]) -> Admitted | None:
+        """None: the client left first. What came of the body meanwhile is in `early`."""
+        waiting = asyncio.ensure_future(self._admission.acquire(self._team(scope), self._service_class(scope)))
+        hearing: asyncio.Future[Message] | None = None
+        try:
+            await asyncio.sleep(0)
+            while not waiting.done():
+                hearing = hearing or asyncio.ensure_future(receive())
+                await asyncio.wait((waiting, hearing), return_when=asyncio.FIRST_COMPLETED)
+                if hearing.done():
+                    early.append(hearing.result())
+                    hearing = None
+                    if early[-1]["type"] == "http.disconnect" and not waiting.done():
+                        return None
+            return waiting.result()
+        finally:
+            if hearing is not None:
+                hearing.cancel()
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+
+def _headers(admitted: Admitted) -> list[tuple[bytes, bytes]]:
+    headers = [
+        (b"x-fairshare-pool", admitted.pool.encode()),
+        (b"x-fairshare-standing", admitted.standing.encode()),
+        (b"x-fairshare-held-ms", b"%d" % round(admitted.held_seconds * 1000)),
+    ]
+    if admitted.priority is not None:
+        headers.append((b"x-fairshare-priority", b"%d" % admitted.priority))
+    return headers
+
+
+async def _answer(turned_away: TurnedAway, send: Send) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"retry-after", b"%d" % turned_away.retry_after_seconds),
+    ]
+    body = error_body(Family.OPENAI, turned_away.problem, str(turned_away))
+    await send({"type": "http.response.start", "status": turned_away.problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
