@@ -8,10 +8,24 @@ from typing import Annotated
 
 import typer
 
-from fairshare.cli import accounts, check, demo, doctor, engine, explain, keys, report, serve, simulate, status, top
+from fairshare.cli import (
+    accounts,
+    calibrate,
+    check,
+    demo,
+    doctor,
+    engine,
+    explain,
+    keys,
+    report,
+    serve,
+    simulate,
+    status,
+    top,
+)
 from fairshare.errors import FairshareError
 
-COMMANDS = (serve, check, doctor, status, top, explain, keys, accounts, report, demo, engine, simulate)
+COMMANDS = (serve, check, doctor, status, top, explain, keys, accounts, report, demo, engine, simulate, calibrate)
 """Each has `register(app)`; the order is the one of `fairshare --help`."""
 
 

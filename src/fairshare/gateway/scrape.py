@@ -15,6 +15,8 @@ ASK_SECONDS = 3.0
 """How long an engine may take for one answer about itself."""
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_TOKENS_TOTAL = ("vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total", "vllm:generation_tokens_total")
+_LOOKED_AT = ("vllm:num_", "vllm:kv_cache_usage", "vllm:cache_config_info", *_TOKENS_TOTAL)
 _SAMPLE = re.compile(r"(vllm:\w+)(?:\{(.*)\})? (\S+)")
 
 
@@ -33,6 +35,10 @@ class EngineLoad:
     """What the KV cache holds, tokens; None: the engine does not say."""
     schedulers: int
     """How many schedulers share the port, each with its own seats and its own order."""
+    prompt_tokens_total: int = 0
+    """Of all prompts whose first token was made; with those that came from the prefix cache."""
+    cached_tokens_total: int = 0
+    completion_tokens_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +90,12 @@ class _ServerInfo(msgspec.Struct):
 def parse_metrics(text: str) -> EngineLoad | None:
     """Reads the few vLLM metrics that dispatch looks at; None: they are not there, so it is no vLLM."""
     running: list[float] = []
+    tokens = dict.fromkeys(_TOKENS_TOTAL, 0.0)
     waiting = kv_usage = preemptions = 0.0
     kv_tokens: int | None = None
     for line in text.splitlines():
         # Histograms are most of the text; a look at the name is cheaper than the expression.
-        if not line.startswith(("vllm:num_", "vllm:kv_cache_usage", "vllm:cache_config_info")):
+        if not line.startswith(_LOOKED_AT):
             continue
         sample = _SAMPLE.match(line)
         if sample is None:
@@ -102,10 +109,12 @@ def parse_metrics(text: str) -> EngineLoad | None:
             kv_usage = max(kv_usage, value)
         elif name == "vllm:num_preemptions_total":
             preemptions += value
+        elif name in tokens:
+            tokens[name] += value
         elif name == "vllm:cache_config_info":
-            tokens = _kv_tokens(dict(_LABEL.findall(labels)))
-            if tokens is not None:
-                kv_tokens = (kv_tokens or 0) + tokens
+            held = _kv_tokens(dict(_LABEL.findall(labels)))
+            if held is not None:
+                kv_tokens = (kv_tokens or 0) + held
     if not running:
         return None
     return EngineLoad(
@@ -115,6 +124,9 @@ def parse_metrics(text: str) -> EngineLoad | None:
         preemptions_total=int(preemptions),
         kv_tokens=kv_tokens,
         schedulers=len(running),
+        prompt_tokens_total=int(tokens["vllm:prompt_tokens_total"]),
+        cached_tokens_total=int(tokens["vllm:prompt_tokens_cached_total"]),
+        completion_tokens_total=int(tokens["vllm:generation_tokens_total"]),
     )
 
 

@@ -304,6 +304,11 @@ def _decode(kind: type, value: object) -> object:
     raise NotImplementedError(kind)
 
 
+def duration_seconds(text: str) -> float:
+    """What 250ms, 30s, 5m, 1h or 7d means. Raises ValueError for anything else."""
+    return _seconds(text)
+
+
 def _seconds(value: object) -> Seconds:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
