@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: pictures bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,8 +32,8 @@ check: $(STAMP) ## format, lint, types, imports
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-unit: $(STAMP) ## the tests
-	$(BIN)/python -m pytest
+unit: $(STAMP) ## the tests; those that were left out are named at the end
+	$(BIN)/python -m pytest -rs
 
 dist: $(STAMP) ## the wheel and the source distribution, in dist/
 	rm -rf dist
@@ -123,6 +123,9 @@ mutants: $(STAMP) ## plant small faults in the decision core and show which the 
 
 round-trip: $(STAMP) $(VLLM_STAMP) ## measure on a real vLLM what holding requests costs, and write it into docs/evaluation.md
 	$(BIN)/python -m pytest -m real_vllm tests/real_vllm/test_round_trip.py --write-proof
+
+pictures: $(STAMP) ## the pictures of the status page in docs/pictures, from the demo under load (minutes; needs Chromium)
+	PYTHONPATH=tests $(BIN)/python docs/pictures/make.py
 
 evaluate: $(STAMP) ## every scenario under every policy: docs/evaluation.md and its pictures (minutes; ONLY=name for one)
 	$(BIN)/python scenarios/evaluate.py $(ONLY)

@@ -16,15 +16,15 @@ HIGHEST_EXPOSURE = 15
 """Tenths; systemd calls below 2.0 "OK", and units are at 9.6 if nothing is said."""
 
 _ANALYZE = shutil.which("systemd-analyze")
-if _ANALYZE is None and os.environ.get("CI") == "true":
-    raise RuntimeError("systemd-analyze is missing, so the unit cannot be checked; `make system-deps` installs it")
-needs_systemd = pytest.mark.skipif(
-    _ANALYZE is None, reason="systemd-analyze is missing; `make system-deps` installs it"
-)
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    assert _ANALYZE is not None
+    """Runs it, or leaves the test out and says so; on CI that is an error."""
+    if _ANALYZE is None:
+        sentence = "there is no systemd-analyze; `make system-deps` installs it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
     return subprocess.run([_ANALYZE, *arguments], capture_output=True, text=True, check=False)
 
 
@@ -39,7 +39,6 @@ def values(name: str) -> list[str]:
     return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
 
 
-@needs_systemd
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     told = analyze("verify", "--man=no", installed(tmp_path, UNIT.read_text()))
     assert (told.returncode, [line for line in told.stderr.splitlines() if "fairshare.service" in line]) == (0, [])
@@ -47,7 +46,6 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
     assert "Failed to parse" in analyze("verify", "--man=no", installed(tmp_path, wrong)).stderr
 
 
-@needs_systemd
 def test_its_exposure_stays_low(tmp_path: Path) -> None:
     unit = installed(tmp_path, UNIT.read_text())
     told = analyze("security", "--offline=true", f"--threshold={HIGHEST_EXPOSURE}", "--no-pager", unit)
