@@ -216,7 +216,7 @@ def test_a_small_table_is_a_list_that_is_searched_from_end_to_end(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_of_a_large_table_the_emptiest_with_room_are_looked_at(seed: int) -> None:
-    compare_run(seed, "abcdefghijklmno", events=250)
+    compare_run(seed, "abcdefghijklmnopqrst", events=250)
 
 
 def compare_run(seed: int, ids: str, *, events: int) -> None:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import inf
 from operator import attrgetter
 
@@ -205,7 +206,7 @@ class InstanceTable:
         """
         candidates = self.accepting
         if len(candidates) > CANDIDATES:
-            candidates = self._emptiest_with_room(excluding)
+            candidates = self._emptiest(excluding)
         elif excluding:
             candidates = [load for load in candidates if load.id not in excluding]
         best: InstanceLoad | None = None
@@ -270,16 +271,10 @@ class InstanceTable:
             for load in self._loads.values()
         )
 
-    def _emptiest_with_room(self, excluding: frozenset[str]) -> list[InstanceLoad]:
-        """Up to `CANDIDATES` instances with room, the emptiest first."""
+    def _emptiest(self, excluding: frozenset[str]) -> list[InstanceLoad]:
+        """The `CANDIDATES` emptiest of their parts, in that order."""
         self._restore_orders()
-        found: list[InstanceLoad] = []
-        for room_load, _, load in self._by_room:
-            if room_load >= 1.0 or len(found) == CANDIDATES:
-                break
-            if load.id not in excluding:
-                found.append(load)
-        return found
+        return list(islice((load for _, _, load in self._by_room if load.id not in excluding), CANDIDATES))
 
     def _restore_orders(self) -> None:
         """Bring the loads whose slots changed to their places by room and by seats."""
