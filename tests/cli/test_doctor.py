@@ -1,13 +1,14 @@
 """`fairshare doctor`, on engines in memory."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fairshare.cli import program
-from fairshare.gateway import engine_http
+from fairshare.gateway import engine_http, host
 from fairshare.gateway.engine_http import Failure
 from gateway.fake_engines import FakeEngine, FakeNetwork
 
@@ -27,6 +28,8 @@ def network(monkeypatch: pytest.MonkeyPatch) -> FakeNetwork:
     info = {"policy": "priority", "max_num_seqs": 64}
     network = FakeNetwork(**{f"{name}:80": FakeEngine(server_info=info) for name in ("one", "two", "three")})
     monkeypatch.setattr(engine_http, "ask", network)
+    enough = host.Host(open_files=1 << 20, backlog=4096, ports=28232, cores=8)
+    monkeypatch.setattr(host, "look_at_host", lambda: enough)
     return network
 
 
@@ -95,3 +98,20 @@ def test_a_configuration_that_cannot_be_used_is_said_as_check_says_it(tmp_path: 
     assert code == 1
     assert "pools[0].capacity" in lines[0]
     assert network["one:80"].asked == []
+
+
+def test_as_json_everything_is_one_object(tmp_path: Path, network: FakeNetwork) -> None:
+    network["two:80"].server_info = {"policy": "fcfs", "max_num_seqs": 64}
+    code, lines = doctor(tmp_path, "--json")
+    found = json.loads("\n".join(lines))
+    assert (code, found["sound"], found["here"]) == (1, False, [])
+    assert [finding["id"] for finding in found["pools"][0]["findings"]] == ["priority-ignored"]
+
+
+def test_a_machine_with_too_little_is_said_after_the_pools(
+    tmp_path: Path, network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "look_at_host", lambda: host.Host(open_files=64, backlog=4096, ports=28232, cores=8))
+    code, lines = doctor(tmp_path)
+    assert code == 0
+    assert lines[lines.index("this machine and the store:") + 1].startswith("  warning few-open-files:")

@@ -1,6 +1,7 @@
 """`fairshare doctor`: do the engines do what the configuration needs?"""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from fairshare.cli.check import ConfigOption
 
 if TYPE_CHECKING:
     from fairshare.gateway.examination import Examination, Examined
+    from fairshare.gateway.findings import Finding
     from fairshare.gateway.options import PoolSpec
 
 
@@ -29,6 +31,9 @@ def doctor(
     pool: Annotated[
         list[str] | None, typer.Option("--pool", help="Only this pool; may be given several times.", metavar="NAME")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write all of it as one JSON object instead of sentences.")
+    ] = False,
 ) -> None:
     """Ask every engine of a configuration what it is, and say what is wrong: what, why it matters, what to do.
 
@@ -44,7 +49,9 @@ def doctor(
     from fairshare.gateway.discovery.keeper import look_once
     from fairshare.gateway.discovery.opening import open_source
     from fairshare.gateway.engine_http import ask
-    from fairshare.gateway.examination import examine
+    from fairshare.gateway.examination import Examination, examine
+    from fairshare.gateway.findings import Severity
+    from fairshare.gateway.host import examine_store, judge_host, look_at_host
 
     try:
         settings = load(config, os.environ)
@@ -59,14 +66,23 @@ def doctor(
         raise OperatorError(f"{config} has no pool {', '.join(unknown)}; it has {known}")
 
     async def examine_all(wanted: "list[PoolSpec]") -> bool:
-        sound = True
+        here = [*judge_host(look_at_host(), settings.gateway), *await examine_store(settings.gateway, wall=clock.wall)]
+        sound = all(finding.severity is not Severity.ERROR for finding in here)
+        examinations: list[Examination] = []
         for spec in wanted:
             # One pool after the other: two pools may share an engine, and a probe needs it alone.
             now, of_sources = await look_once(spec, partial(open_source, parse=instances_in))
             examination = await examine(now, ask=ask, with_probe=probe, clock=clock.monotonic)
             examination = replace(examination, findings=[*of_sources, *examination.findings])
-            _show(examination)
             sound = sound and examination.sound
+            examinations.append(examination)
+            if not as_json:
+                _show(examination)
+        if as_json:
+            print(_json(here, examinations, sound))
+        elif here:
+            print("this machine and the store:")
+            _show_findings(here)
         return sound
 
     if not asyncio.run(examine_all([spec for spec in pools if not pool or spec.name in pool])):
@@ -79,12 +95,34 @@ def _show(examination: "Examination") -> None:
     print(f"pool {spec.name}: {spec.capacity} slots on {count} {'engine' if count == 1 else 'engines'}")
     for examined in examination.instances:
         print(f"  {examined.spec.url}: {_summary(examined)}")
-    for finding in examination.findings:
+    _show_findings(examination.findings)
+    if not examination.findings:
+        print("  nothing to say")
+
+
+def _show_findings(findings: "Iterable[Finding]") -> None:
+    for finding in findings:
         print(f"  {finding.severity} {finding.id}: {finding.sentence}")
         print(f"    why: {finding.why}")
         print(f"    fix: {finding.fix}")
-    if not examination.findings:
-        print("  nothing to say")
+
+
+def _json(here: "list[Finding]", examinations: "list[Examination]", sound: bool) -> str:
+    import msgspec
+
+    pools = [
+        {
+            "pool": examination.spec.name,
+            "capacity": examination.spec.capacity,
+            "instances": [
+                {"url": examined.spec.url, "found": _summary(examined), "trouble": examined.trouble or None}
+                for examined in examination.instances
+            ],
+            "findings": examination.findings,
+        }
+        for examination in examinations
+    ]
+    return msgspec.json.format(msgspec.json.encode({"sound": sound, "here": here, "pools": pools}), indent=1).decode()
 
 
 def _summary(examined: "Examined") -> str:

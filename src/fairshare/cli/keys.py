@@ -37,8 +37,11 @@ def new(
     """
     import secrets
 
+    from fairshare.errors import OperatorError
     from fairshare.gateway.identity import hash_key, new_key
 
+    if not team.isprintable() or team != team.strip() or not team:
+        raise OperatorError(f"--team must be a name without line breaks or spaces around it, found {team!r}")
     key = new_key(secrets.token_bytes)
     print(f"The key, shown this once; give it to the team:\n\n  {key}\n")
     print("What to store in fairshare.yaml; then reload the gateway with SIGHUP:\n")
