@@ -16,6 +16,7 @@ def test_a_completion_comes_back_as_the_engine_wrote_it_and_is_charged() -> None
             assert reply.headers["x-fairshare-standing"] == "within-share"
             assert reply.headers["x-fairshare-priority"] == "0"
             assert reply.headers["x-fairshare-held-ms"] == "0"
+            assert "x-fairshare-explain" not in reply.headers
             assert reply.headers["x-request-id"]
             record = await rig.kept.wait(1)
             assert (record.prompt_tokens, record.completion_tokens, record.cost_units) == (10, 5, 20.0)

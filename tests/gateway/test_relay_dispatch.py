@@ -8,6 +8,7 @@ import pytest
 
 from fairshare.core.decisions import HoldOptions, Instance, Mode
 from fairshare.core.priority import Standing
+from fairshare.gateway.decision_log import SentEntry
 from fairshare.gateway.options import InstanceSpec
 from fairshare.gateway.ports import Outcome
 from gateway.hostile_engine import DONE, END, STREAM_HEAD, Asked, Wire, answer, chunk, completion, event, forever, sends
@@ -39,6 +40,13 @@ def test_a_held_request_goes_when_a_slot_is_free_and_says_how_long_it_was_held()
             first.leave()
             reply = await second.read()
             assert reply.headers["x-fairshare-held-ms"] == "1500"
+            assert reply.headers["x-fairshare-explain"] == (
+                "waited 1500 ms: on arrival its team had 1 slots in flight and owns 1, 1 of the pool's 1 were taken, and 0 "
+                "of its team's requests waited before it; it runs within its team's share"
+            )
+            _, sent = rig.driver.decisions.of_request(reply.headers["x-request-id"])
+            assert isinstance(sent, SentEntry)
+            assert (sent.held_seconds, sent.team_in_flight_slots, sent.capacity_slots) == (1.5, 1, 1)
             assert (await rig.kept.wait(2)).held_seconds == 1.5
 
     run(main)

@@ -170,6 +170,11 @@ class Grant:
         grant._release_remote = release
         return grant
 
+    @property
+    def state(self) -> TeamState | None:
+        """What its pool knows of its team; None: it is released, or of another process."""
+        return self._state
+
     def release(self, consumed: float) -> None:
         """End the request and charge what it consumed (cost units; negative, NaN and infinite values count as 0).
 

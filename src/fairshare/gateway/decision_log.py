@@ -144,7 +144,7 @@ class DecisionLog:
     def sent(self, decided: Decided, send: Send, pool: Pool) -> None:
         """`pool`: whose capacity it uses."""
         request = decided.request
-        state = pool.state(request.team)
+        state = send.grant.state or pool.state(request.team)
         self._decisions.append(
             (
                 _SENT,
