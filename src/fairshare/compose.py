@@ -6,12 +6,13 @@ Everything that decides runs on one event loop's thread; only the configuration 
 import asyncio
 import gc
 import logging
+import os
 import resource
 import secrets
 import signal
 import socket
 import ssl
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -42,7 +43,7 @@ from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.explain import Explainer
 from fairshare.gateway.history import History
 from fairshare.gateway.identity import StaticDirectory, identities_of, new_key
-from fairshare.gateway.instances import InstanceSupervisor
+from fairshare.gateway.instances import Capacity, InstanceSupervisor
 from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.listening import bound_to, listening_socket, private_socket
 from fairshare.gateway.live import Live
@@ -50,12 +51,18 @@ from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
+from fairshare.gateway.replication import ReplicaSpec, Replication
 from fairshare.gateway.seat import DRAIN, END_AT_ONCE, RELOAD, Parent, WorkerSeat
 from fairshare.gateway.status import BudgetStatus, PoolStatus, pool_status
 from fairshare.gateway.status_api import StatusApi, StatusParts
 from fairshare.gateway.tls import engine_context, server_context, show
 from fairshare.gateway.webhook import Webhook
+from fairshare.replicas.lease import groups
+from fairshare.replicas.member import MemberOptions
+from fairshare.replicas.owner import OwnerOptions
+from fairshare.replicas.peers import PeerAddress
 from fairshare.storage.accounts import AccountStore
+from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database, StoreUnavailable
 from fairshare.storage.history import HistoryStore
 from fairshare.storage.ledger import LedgerStore
@@ -162,9 +169,37 @@ class _Composed:
     spec: PoolSpec
     """As configured; what instances it has now is in `keeper.spec`."""
     pool: Pool
+    """With replicas it only keeps what is configured: what decides is another one, here or elsewhere."""
     queue: DispatchQueue
+    """Of that pool."""
     supervisor: InstanceSupervisor
     keeper: FleetKeeper
+    driven: DispatchQueue
+    """What the driver drives: `queue`, or what stands for it among replicas."""
+
+
+class _SharedCapacity:
+    """C of a pool that replicas share: of what is configured here, and of what decides here now."""
+
+    def __init__(self, configured: Pool, deciding: Callable[[], tuple[Pool, int]]) -> None:
+        """`deciding`: the pool that decides, and over what part of C (1/n)."""
+        self._configured = configured
+        self._deciding = deciding
+
+    @property
+    def capacity(self) -> int:
+        return self._configured.capacity
+
+    def set_capacity(self, capacity: int) -> int:
+        pool, parts = self._deciding()
+        if pool is not self._configured:
+            pool.set_capacity(part_of(capacity, parts))
+        return self._configured.set_capacity(capacity)
+
+
+def part_of(capacity: int, parts: int) -> int:
+    """C of one of so many replicas that decide alone."""
+    return capacity if parts == 1 else max(1, capacity // parts)
 
 
 class Gateway:
@@ -194,6 +229,7 @@ class Gateway:
             recorder=Recorders(*(each for each in (self._metrics, self._ledger, self._accounts) if each is not None))
         )
         self._driver.on_unreachable = self._unreachable
+        self._replication = self._replicated(self._spec, seat)
         self._history = History(
             store=self._history_store,
             recalls=lambda: self._driver.decisions.recalls,
@@ -233,10 +269,11 @@ class Gateway:
         return [
             pool_status(
                 composed.keeper.spec,
-                composed.pool,
-                composed.queue,
+                composed.driven.pool,
+                composed.driven,
                 composed.supervisor,
                 findings=[finding for finding in of_the_store if finding is not None],
+                replication=None if self._replication is None else self._replication.status(composed.spec.name),
             )
             for composed in (self._composed.get(spec.name) for spec in self._spec.pools)
             if composed is not None
@@ -264,8 +301,12 @@ class Gateway:
             # The admin port first: whoever started us can see that we live, and why we are not ready yet.
             self._admin_serves = asyncio.create_task(self._admin.run_on(admin_socket))
             self._metrics.configure(spec)
+            if self._replication is not None:
+                await self._replication.start()
             for pool_spec in _fallbacks_first(spec.pools):
                 self._add(pool_spec)
+            if self._replication is not None:
+                self._share(self._replication)
             # Usage first: the first request must not find its team with a clean slate.
             if self._ledger is not None:
                 await self._ledger.start()
@@ -275,6 +316,8 @@ class Gateway:
                 self._webhook.start()
             await self._live.start()
             await asyncio.gather(*(composed.keeper.start() for composed in self._composed.values()))
+            if self._replication is not None:
+                await self._replication.wait_for_owners()
             if spec.tls is not None:
                 self._tls = server_context(spec.tls)
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup(), tls=self._tls)
@@ -314,6 +357,8 @@ class Gateway:
             self._driver.open_requests,
             limit_seconds,
         )
+        if self._replication is not None:
+            self._replication.hand_over()
         await self._data_port.drain(limit_seconds)
 
     async def stop(self) -> None:
@@ -321,6 +366,8 @@ class Gateway:
         self._serving = False
         await asyncio.gather(*(composed.keeper.stop() for composed in self._composed.values()))
         await self._data_port.close()
+        if self._replication is not None:
+            await self._replication.stop()
         await self._live.stop()
         if self._webhook is not None:
             await self._webhook.stop()
@@ -339,7 +386,7 @@ class Gateway:
 
     async def reload(self, settings: Settings) -> None:
         """Put other settings in force. What runs and what is held goes on; keys and teams switch at once."""
-        spec = self._keeping_addresses(settings.gateway)
+        spec = self._keeping_shared(self._keeping_addresses(settings.gateway))
         for warning in settings.warnings:
             log.warning("%s", warning)
         # Files may hold other certificates under the same names.
@@ -396,6 +443,18 @@ class Gateway:
             return replace(spec, listen=old.listen, admin=old.admin)
         return replace(spec, listen=old.listen)
 
+    def _keeping_shared(self, spec: GatewaySpec) -> GatewaySpec:
+        """Which pools there are, and how they dispatch, stays while replicas share them: all must agree on it."""
+        old = {pool.name: pool for pool in self._spec.pools}
+        new = {pool.name: pool for pool in spec.pools}
+        if self._replication is None or (old.keys() == new.keys() and not self._dispatching_differently(spec.pools)):
+            return spec
+        log.warning(
+            "Pools came or went, or their dispatch, hold or fallback changed; with replicas this needs a restart of "
+            "each, one after the other. The pools stay as they were; the rest is in force."
+        )
+        return replace(spec, pools=self._spec.pools)
+
     def _dispatching_differently(self, pools: Iterable[PoolSpec]) -> set[str]:
         """The running pools that need another queue: their mode, options or fallback changed, or their fallback's."""
         different: set[str] = set()
@@ -414,16 +473,17 @@ class Gateway:
         """Change a running pool; usage and what is in flight stay."""
         composed = self._composed[spec.name]
         composed.spec = spec
-        composed.pool.set_shares(self._shares(spec))
-        if composed.pool.half_life_seconds != spec.half_life_seconds:
-            composed.pool.set_half_life(spec.half_life_seconds)
+        for pool in self._pools_of(composed):
+            pool.set_shares(self._shares(spec))
+            if pool.half_life_seconds != spec.half_life_seconds:
+                pool.set_half_life(spec.half_life_seconds)
         self._driver.update_pool(spec)
         await composed.keeper.reconfigure(spec)
         self._driver.capacity_changed(spec.name)
 
     def _dispatch_differently(self, spec: PoolSpec) -> None:
         composed = self._composed[spec.name]
-        composed.queue = self._queue(spec, composed.pool, composed.supervisor.told())
+        composed.queue = composed.driven = self._queue(spec, composed.pool, composed.supervisor.told())
         self._driver.replace_queue(spec.name, composed.queue)
 
     # ------------------------------------------------------------------ building
@@ -435,7 +495,7 @@ class Gateway:
         self._ledger_store = LedgerStore(database)
         ledger = Ledger(
             database,
-            pools=lambda: {name: composed.pool for name, composed in self._composed.items()},
+            pools=self._pools_of_the_ledger,
             wall=clock.wall,
             keep_seconds=spec.keep_seconds,
             names=lambda key_id: None if self._accounts is None else self._accounts.names(key_id),
@@ -497,7 +557,8 @@ class Gateway:
         if borrowing != self._borrowing:
             self._borrowing = borrowing
             for name, composed in self._composed.items():
-                composed.pool.set_shares(self._shares(composed.spec))
+                for pool in self._pools_of(composed):
+                    pool.set_shares(self._shares(composed.spec))
                 self._driver.capacity_changed(name)
 
     def _shares(self, spec: PoolSpec) -> dict[str, Fraction]:
@@ -532,12 +593,84 @@ class Gateway:
     def _add(self, spec: PoolSpec) -> None:
         pool = Pool(spec.name, spec.capacity, self._shares(spec), spec.half_life_seconds, self._driver.clock)
         queue = self._queue(spec, pool, ())
-        self._driver.add_pool(spec, queue)
-        supervisor = InstanceSupervisor(spec, pool=pool, driver=self._driver, also_found=lambda: keeper.found())
+        capacity: Capacity = pool
+        if self._replication is None:
+            self._driver.add_pool(spec, queue)
+        else:
+            capacity = _SharedCapacity(pool, partial(self._replication.deciding, spec.name))
+        supervisor = InstanceSupervisor(spec, pool=capacity, driver=self._driver, also_found=lambda: keeper.found())
         keeper = FleetKeeper(spec, supervisor=supervisor, open_source=partial(open_source, parse=instances_in))
-        self._composed[spec.name] = _Composed(spec, pool, queue, supervisor, keeper)
-        if self._ledger is not None:
+        self._composed[spec.name] = _Composed(spec, pool, queue, supervisor, keeper, queue)
+        if self._ledger is not None and self._replication is None:
             self._ledger.restore_usage(pool)
+
+    # ------------------------------------------------------------------ replicas
+
+    def _replicated(self, spec: GatewaySpec, seat: WorkerSeat | None) -> Replication | None:
+        """Shares the pools with other workers of this machine, or with other machines; None: it serves alone."""
+        if seat is None and spec.replicas is None:
+            return None
+        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        if spec.replicas is not None:
+            assert spec.store is not None, "the configuration says so"
+            listen, advertise, secret = spec.replicas.listen, spec.replicas.advertise, spec.replicas.secret
+            # Each worker of a machine has a port of its own.
+            index = 0 if seat is None else seat.index
+            place = PeerAddress(listen.host, listen.port + index if listen.port else 0)
+            if advertise is not None and index:
+                host, _, port = advertise.rpartition(":")
+                advertise = f"{host}:{int(port) + index}"
+        else:
+            assert seat is not None
+            place, advertise, secret = PeerAddress("", 0, str(seat.peer_socket)), None, seat.secret
+        if spec.store is not None:
+            address = spec.store.address
+        else:
+            assert seat is not None
+            address = SqliteFile(seat.leases)
+        return Replication(
+            ReplicaSpec(name=name, listen=place, advertise=advertise, secret=secret),
+            database=Database(address),
+            decided=self._driver.decided,
+            new_queues=self._new_queues,
+            clock=self._driver.clock,
+        )
+
+    def _share(self, replication: Replication) -> None:
+        """Every pool belongs to the replicas together from now on."""
+        for lease, names in groups({name: each.spec.fallback for name, each in self._composed.items()}).items():
+            members = [self._composed[name] for name in names]
+            longest_seconds = max(each.spec.timeouts.longest_request_seconds for each in members)
+            options = MemberOptions(owner=OwnerOptions(longest_request_seconds=longest_seconds))
+            replication.add(lease, {each.spec.name: each.queue for each in members}, options)
+        for spec in _fallbacks_first(self._spec.pools):
+            composed = self._composed[spec.name]
+            composed.driven = replication.queue(spec.name)
+            self._driver.add_pool(spec, composed.driven)
+
+    def _new_queues(self, names: Sequence[str], parts: int) -> dict[str, DispatchQueue]:
+        """Fresh queues of these pools as they are now, for an owner (parts: 1) or a replica that decides alone."""
+        queues: dict[str, DispatchQueue] = {}
+        for spec in _fallbacks_first(self._composed[name].spec for name in names):
+            composed = self._composed[spec.name]
+            capacity = part_of(composed.pool.capacity, parts)
+            pool = Pool(spec.name, capacity, self._shares(spec), spec.half_life_seconds, self._driver.clock)
+            queues[spec.name] = make_queue(
+                pool,
+                spec.mode,
+                options=spec.hold,
+                instances=composed.supervisor.told(),
+                fallback=None if spec.fallback is None else queues[spec.fallback],
+            )
+        return queues
+
+    def _pools_of(self, composed: _Composed) -> set[Pool]:
+        """What is configured, and what decides."""
+        return {composed.pool, composed.driven.pool}
+
+    def _pools_of_the_ledger(self) -> dict[str, Pool]:
+        """Whose usage is saved with the account: with replicas, the owner of a pool saves it, with its epoch."""
+        return {} if self._replication is not None else {name: each.pool for name, each in self._composed.items()}
 
     def _queue(self, spec: PoolSpec, pool: Pool, instances: Iterable[Instance]) -> DispatchQueue:
         fallback = None if spec.fallback is None else self._composed[spec.fallback].queue

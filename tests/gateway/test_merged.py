@@ -111,7 +111,7 @@ def pool(name: str, role: str | None, **other: Any) -> dict[str, Any]:
 def test_a_pool_is_shown_as_its_owner_knows_it_else_as_one_that_asks_the_owner() -> None:
     by_worker = {
         "one": [pool("chat", "degraded", held=1), pool("code", "owner", held=2)],
-        "two": [pool("chat", "asks", held=3), pool("code", "asks", held=4)],
+        "two": [pool("chat", "follower", held=3), pool("code", "follower", held=4)],
         "three": [pool("chat", "owner", held=5), pool("new", None, held=6)],
     }
     assert deciding_workers(by_worker) == {"chat": "three", "code": "one", "new": "three"}

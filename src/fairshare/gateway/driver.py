@@ -321,6 +321,12 @@ class PoolDriver:
         driven = self._pools[pool]
         self._carry_out(driven, driven.queue.capacity_changed())
 
+    def decided(self, pool: str, decisions: list[Decision]) -> None:
+        """The queue of a pool decided something without having been called: another replica's owner did."""
+        driven = self._pools.get(pool)
+        if driven is not None:
+            self._carry_out(driven, decisions)
+
     def models_seen(self, pool: str, instance_id: str, context_tokens: Mapping[str, int]) -> None:
         """An instance reported its models: what the engine calls each → its `max_model_len`."""
         self._pools[pool].context_tokens[instance_id] = dict(context_tokens)

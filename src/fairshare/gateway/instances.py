@@ -16,7 +16,6 @@ from fairshare import clock as clocks
 from fairshare.clock import Clock
 from fairshare.core.apportion import apportion
 from fairshare.core.decisions import Instance
-from fairshare.core.pool import Pool
 from fairshare.core.trim import Trim
 from fairshare.gateway.engine_http import Ask, EngineSilent, Failure, ask
 from fairshare.gateway.findings import Finding, Health, Seen, Severity, find
@@ -71,6 +70,15 @@ class Driver(Protocol):
     def slots_at(self, pool: str, instance_id: str) -> int: ...
 
     def runs_at(self, instance_id: str) -> bool: ...
+
+
+class Capacity(Protocol):
+    """C of one pool (see `Pool`)."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    def set_capacity(self, capacity: int) -> int: ...
 
 
 @dataclass(slots=True)
@@ -154,7 +162,7 @@ class InstanceSupervisor:
         self,
         spec: PoolSpec,
         *,
-        pool: Pool,
+        pool: Capacity,
         driver: Driver,
         ask: Ask = ask,
         clock: Clock = clocks.monotonic,

@@ -20,7 +20,7 @@ PoolJson = dict[str, Any]
 """One pool as the API shows it."""
 
 _ACROSS = {spec.name: spec.across for spec in METRICS}
-_ROLES = ("owner", "asks", "degraded")
+_ROLES = ("owner", "taking", "follower", "degraded")
 """What a replica may be to a pool, the one that knows most first (`ReplicationStatus.role`)."""
 
 

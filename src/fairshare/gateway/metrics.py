@@ -145,6 +145,21 @@ LEDGER_WRITTEN = MetricSpec("fairshare_ledger_written_total", "counter", (), "Re
 LEDGER_DROPPED = MetricSpec(
     "fairshare_ledger_dropped_total", "counter", (), "Records that were lost because the store was away for too long."
 )
+OWNER = MetricSpec(
+    "fairshare_owner", "gauge", ("pool",), "1: this replica decides for the pool; 0: another one does, or nobody."
+)
+EPOCH = MetricSpec(
+    "fairshare_lease_epoch", "gauge", ("pool",), "Number of the pool's lease; grows with every owner.", Across.OWNER
+)
+DEGRADED = MetricSpec(
+    "fairshare_degraded", "gauge", ("pool",), "1: this replica reaches no owner and decides alone, or refuses."
+)
+DEGRADED_REQUESTS = MetricSpec(
+    "fairshare_degraded_requests_total", "counter", ("pool",), "Requests that this replica sent without an owner."
+)
+UNSAVED_CHARGES = MetricSpec(
+    "fairshare_unsaved_charges", "gauge", ("pool",), "Ended requests whose charge no owner has saved yet."
+)
 WORKERS = MetricSpec("fairshare_workers", "gauge", (), "Workers of this machine that serve (`serve --workers`).")
 WORKER_DEATHS = MetricSpec(
     "fairshare_worker_deaths_total", "counter", (), "Workers of this machine that ended without being told to."
@@ -179,6 +194,11 @@ METRICS: tuple[MetricSpec, ...] = (
     LEDGER_PENDING,
     LEDGER_WRITTEN,
     LEDGER_DROPPED,
+    OWNER,
+    EPOCH,
+    DEGRADED,
+    DEGRADED_REQUESTS,
+    UNSAVED_CHARGES,
     *MACHINE_METRICS,
 )
 """Every metric, for the scrape, the reference page and its test."""
@@ -334,7 +354,9 @@ class Metrics:
         yield _counter(COST_UNITS, [(labels, consumed.cost_units) for labels, consumed in self._consumed.items()])
         yield _histogram(HELD_SECONDS, {pool: waits.held for pool, waits in self._waits.items()})
         yield _histogram(ADDED_SECONDS, {pool: waits.added for pool, waits in self._waits.items()})
-        yield from _pool_metrics(list(self._read_pools()), self._teams)
+        pools = list(self._read_pools())
+        yield from _pool_metrics(pools, self._teams)
+        yield from _replica_metrics(pools)
         counters = self._read_counters()
         yield _gauge(CONNECTIONS, [((), counters.open_connections)])
         yield _counter(CONNECTIONS_REFUSED, [((), counters.connections_refused_total)])
@@ -389,6 +411,15 @@ def _pool_metrics(pools: Sequence[PoolStatus], teams: frozenset[str]) -> Iterato
         INSTANCE_UP,
         [((pool.name, instance.id), int(instance.healthy)) for pool in pools for instance in pool.instances],
     )
+
+
+def _replica_metrics(pools: Sequence[PoolStatus]) -> Iterator[Metric]:
+    shared = [(pool.name, pool.replication) for pool in pools if pool.replication is not None]
+    yield _gauge(OWNER, [((pool,), int(replica.role == "owner")) for pool, replica in shared])
+    yield _gauge(EPOCH, [((pool,), replica.epoch) for pool, replica in shared])
+    yield _gauge(DEGRADED, [((pool,), int(replica.role in ("degraded", "no_owner"))) for pool, replica in shared])
+    yield _counter(DEGRADED_REQUESTS, [((pool,), replica.degraded_grants) for pool, replica in shared])
+    yield _gauge(UNSAVED_CHARGES, [((pool,), replica.unsaved_charges) for pool, replica in shared])
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

@@ -104,6 +104,34 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Wall clock; null: never."""
 
 
+class ReplicationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Who decides for a pool, as this replica sees it."""
+
+    replica: str
+    """This one; of this life of its process."""
+    role: str
+    """`owner`, `taking`, `follower`, `waiting`, `degraded` or `no_owner`, see `fairshare.replicas.member.Role`."""
+    owner: str
+    """The replica that owns the pool, or did last."""
+    epoch: int
+    lease: str
+    """The pools that `fallback` joins have one lease; its name is the first one's."""
+    replicas: int
+    """How many share the pool, as far as this one knows."""
+    since_seconds: float
+    """How long it has been following, waiting, degraded or refusing."""
+    unsaved_charges: int
+    """Of requests that ended here, which no owner has saved yet."""
+    degraded_grants: int
+    """Requests that this replica sent without an owner, since its start."""
+    phantom_slots: int
+    """Of the owner: slots of replicas that it does not hear of."""
+    peers: list[str]
+    """Replicas that it has a link to."""
+    unreachable: list[str]
+    """Owners that it cannot reach, and why."""
+
+
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pool."""
 
@@ -137,6 +165,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator should know, one plain sentence each."""
     finding_details: list[FindingStatus]
     """The same in parts."""
+    replication: ReplicationStatus | None = None
+    """None: this process serves alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +193,13 @@ class Supervision(Protocol):
 
 
 def pool_status(
-    spec: PoolSpec, pool: Pool, queue: DispatchQueue, supervision: Supervision, *, findings: Sequence[str] = ()
+    spec: PoolSpec,
+    pool: Pool,
+    queue: DispatchQueue,
+    supervision: Supervision,
+    *,
+    findings: Sequence[str] = (),
+    replication: ReplicationStatus | None = None,
 ) -> PoolStatus:
     """The state of one pool, now. `findings`: what else is to be said, of the store for instance."""
     details = [
@@ -179,6 +215,7 @@ def pool_status(
             )
             for found in supervision.found()
         ),
+        *(() if replication is None else _replica_findings(replication)),
         *_own_findings(spec, pool, sum(report.trimmed_slots for report in supervision.reports())),
     ]
     queued = queue.snapshot()
@@ -224,6 +261,7 @@ def pool_status(
         instances=_instances(supervision.reports(), queued.instances),
         findings=[f"{detail.sentence} {detail.fix}".rstrip() for detail in details],
         finding_details=details,
+        replication=replication,
     )
 
 
@@ -249,6 +287,39 @@ def _instances(reports: Iterable[InstanceReport], stats: Iterable[InstanceStat])
             )
         )
     return instances
+
+
+def _replica_findings(replication: ReplicationStatus) -> list[FindingStatus]:
+    found: list[FindingStatus] = []
+    since = f"{replication.since_seconds:.0f} s"
+    why = f" ({'; '.join(replication.unreachable)})" if replication.unreachable else ""
+    if replication.role == "degraded":
+        found.append(
+            _detail(
+                "replica-degraded",
+                Severity.ERROR,
+                f"This replica has decided alone for {since}, over 1/{replication.replicas} of the slots: it reaches "
+                f"no owner of the pool{why}. {replication.degraded_grants} requests were sent so since it started.",
+            )
+        )
+    if replication.role == "no_owner":
+        found.append(
+            _detail(
+                "replica-without-owner",
+                Severity.ERROR,
+                f"Nobody has owned the pool for too long, as far as this replica sees{why}: it refuses new requests.",
+            )
+        )
+    if replication.phantom_slots:
+        found.append(
+            _detail(
+                "replica-silent",
+                Severity.WARNING,
+                f"{replication.phantom_slots} slots are kept for requests of replicas that are not heard of; they are "
+                "free when those come back, or when the longest request could have ended.",
+            )
+        )
+    return found
 
 
 def _own_findings(spec: PoolSpec, pool: Pool, trimmed_slots: int) -> list[FindingStatus]:

@@ -19,6 +19,8 @@ class LeaseOptions:
     """Also between two tries when the store fails."""
     poll_seconds: float = 0.5
     """How often a replica that does not own looks whether the lease is free."""
+    reluctant_seconds: float = 1.0
+    """A replica that is going takes a lease that nobody else wanted for so long: somebody must count what ends."""
     margin_seconds: float = 0.5
     """Between the last decision of an owner and the earliest time that its lease can be taken."""
     clock_drift: float = 0.01
@@ -140,11 +142,18 @@ class Keeper:
         self._called = False
         self._to_release = 0
         """The epoch of a lease to give back; 0: none."""
+        self._free_since: float | None = None
+        """While it is going: since when the lease has been seen free."""
 
     @property
     def has_released(self) -> bool:
         """It resigned, and the store knows."""
         return self.role is Role.RESIGNED and not self._to_release
+
+    @property
+    def decides_until(self) -> float:
+        """When an owner's right to decide ends, unless it is renewed before."""
+        return self._decides_until
 
     def decides(self, now: float) -> bool:
         """Whether this replica may decide now. To be asked before every decision."""
@@ -178,7 +187,7 @@ class Keeper:
         if call.kind is CallKind.RELEASE:
             if lease is not None:
                 self._to_release = 0
-            self._next_call_at = now + options.renew_every_seconds
+            self._next_call_at = now + (options.renew_every_seconds if lease is None else options.poll_seconds / 5)
             return events
         if lease is None:
             self._next_call_at = now + (
@@ -192,6 +201,8 @@ class Keeper:
         if mine and self.role is Role.RESIGNED:  # it was taken while this replica was going
             self._to_release, self._next_call_at = lease.epoch, now
             return events
+        if self.role is Role.RESIGNED:
+            self._see_whether_free(lease, now)
         if mine and call.kind is CallKind.ACQUIRE:
             self._own(lease.epoch, sent_at, events)
         elif mine and self.role is Role.OWNER and lease.epoch == self.epoch:
@@ -218,14 +229,23 @@ class Keeper:
             self._next_call_at = min(self._next_call_at, now)
 
     def resign(self, now: float) -> list[LeaseEvent]:
-        """Give the lease back and never take it again: this replica is going."""
+        """Give the lease back, and take it again only if nobody else does: this replica is going."""
         events: list[LeaseEvent] = []
         if self.role is Role.OWNER:
             self._to_release = self.epoch
             events.append(self._lose("this replica is going"))
         self.role = Role.RESIGNED
+        self._free_since = None
         self._next_call_at = now
         return events
+
+    def _see_whether_free(self, lease: Lease, now: float) -> None:
+        if lease.left_seconds > 0:
+            self._free_since = None
+        elif self._free_since is None:
+            self._free_since = now
+        elif now - self._free_since >= self._options.reluctant_seconds:
+            self.role = Role.FOLLOWER
 
     def _own(self, epoch: int, sent_at: float, events: list[LeaseEvent]) -> None:
         self.role, self.epoch = Role.OWNER, epoch

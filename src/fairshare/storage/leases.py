@@ -102,14 +102,23 @@ class LeaseStore:
             )
             return await self._in_force(connection, lease)
 
-    async def release(self, lease: str, *, epoch: int) -> None:
-        """End a lease now, so that another replica need not wait for it. Nothing, if it is not in force."""
+    async def release(self, lease: str, *, epoch: int) -> LeaseRow | None:
+        """End a lease now, so that another replica need not wait for it; nothing, if it is not in force.
+
+        Returns the lease that is in force then; None: there never was one.
+        """
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
             await connection.execute(
                 update(leases)
                 .where(leases.c.lease == lease, leases.c.epoch == epoch, leases.c.ends_at > self._now)
                 .values(ends_at=self._now)
             )
+            return await self._found(connection, lease)
+
+    async def look(self, lease: str) -> LeaseRow | None:
+        """The lease that is in force, or was last; None: there never was one."""
+        async with self._database.reading(patience_seconds=PATIENCE_SECONDS) as connection:
+            return await self._found(connection, lease)
 
     # ------------------------------------------------------------------ what goes with them
 
@@ -163,8 +172,14 @@ class LeaseStore:
             (leases.c.ends_at - self._now).label("left_seconds"),
         )
 
+    async def _found(self, connection: AsyncConnection, lease: str) -> LeaseRow | None:
+        row = (await connection.execute(select(*self._columns()).where(leases.c.lease == lease))).first()
+        return None if row is None else _lease(row)
+
     async def _in_force(self, connection: AsyncConnection, lease: str) -> LeaseRow:
-        return _lease((await connection.execute(select(*self._columns()).where(leases.c.lease == lease))).one())
+        row = await self._found(connection, lease)
+        assert row is not None, "a lease that was just asked for has a row"
+        return row
 
     async def _fenced(self, connection: AsyncConnection, lease: str, epoch: int) -> float | None:
         """Lock the lease, so that no other epoch begins before this transaction ends. The time; None: one has begun."""

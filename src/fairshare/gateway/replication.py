@@ -1,0 +1,411 @@
+"""This process as a replica: moves bytes between its members and their peers, keeps their time, asks the store.
+
+All that decides is in `fairshare.replicas`. Everything is on the event loop's thread.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fairshare.clock import Clock, monotonic
+from fairshare.core.decisions import Decision, DispatchQueue
+from fairshare.core.pool import Pool
+from fairshare.gateway.status import ReplicationStatus
+from fairshare.replicas.lease import CallKind, Lease
+from fairshare.replicas.link import LinkOptions, PeerLink
+from fairshare.replicas.member import (
+    LeaseCall,
+    LeftBehind,
+    LoadCall,
+    Member,
+    MemberOptions,
+    Role,
+    Router,
+    SaveCall,
+    StoreCall,
+)
+from fairshare.replicas.messages import VERSION, Asked, Codec, OnLink, Told
+from fairshare.replicas.peers import PeerAddress, PeerPort
+from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.leases import LeaseRow, LeaseStore
+
+log = logging.getLogger("fairshare.replicas")
+
+SHORTEST_TIMER_SECONDS = 0.001
+"""A deadline that rounding puts a moment too early must not spin the loop."""
+
+LAST_SAVE_SECONDS = 4.0
+"""How long a replica that ends waits for the last charges to be saved."""
+
+FIRST_OWNER_SECONDS = 8.0
+"""How long a replica that starts waits for somebody to own its pools: longer than a lease lasts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """Who this replica is, and where."""
+
+    name: str
+    """Of this life of this process, unlike any other ever."""
+    listen: PeerAddress
+    advertise: str | None
+    """Where peers reach it; None: where it listens."""
+    secret: bytes = field(repr=False)
+
+
+class Replication:
+    """One per process: the members of all leases, and their one port."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        *,
+        database: Database,
+        decided: Callable[[str, list[Decision]], None],
+        new_queues: Callable[[Sequence[str], int], Mapping[str, DispatchQueue]],
+        clock: Clock = monotonic,
+    ) -> None:
+        """
+        Args:
+            database: where leases are.
+            decided: `PoolDriver.decided`.
+            new_queues: makes fresh queues of these pools over C / n slots, given n.
+        """
+        self._spec = spec
+        self._database = database
+        self._store = LeaseStore(database)
+        self._decided = decided
+        self._new_queues = new_queues
+        self._clock = clock
+        self._router = Router(self._other)
+        self._of_pool: dict[str, _Ports] = {}
+        self._links: dict[str, list[PeerLink[OnLink]]] = {}
+        self._address = ""
+        self._is_migrated = False
+        self._calls: set[asyncio.Task[None]] = set()
+        self._dialled: dict[str, PeerAddress] = {}
+        """Lease → where its owner is."""
+        options = LinkOptions[OnLink](
+            replica=spec.name, secret=spec.secret, codecs={VERSION: Codec()}, clock=clock, nonce=os.urandom
+        )
+        self._port = PeerPort(options, self, fraction=random.random)
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Listen for peers. Raises `OperatorError` if the address cannot be used."""
+        self._address = str(await self._port.start(self._spec.listen))
+        if self._spec.advertise is not None:
+            self._address = self._spec.advertise
+
+    def add(self, lease: str, settings: Mapping[str, DispatchQueue], options: MemberOptions) -> None:
+        """A group of pools to share. `settings`: their queues as this process would drive them alone; nobody does."""
+        ports = _Ports(self, lease)
+        member = Member(
+            lease=lease,
+            replica=self._spec.name,
+            address=self._address,
+            settings=settings,
+            ports=ports,
+            options=options,
+        )
+        ports.take(member)
+        self._router.add(member)
+        for pool in settings:
+            self._of_pool[pool] = ports
+        for peer in self._links:
+            member.connected(peer)
+        ports.tick()
+
+    def queue(self, pool: str) -> DispatchQueue:
+        """What the driver drives for a pool, whoever owns it."""
+        return self._of_pool[pool].member.queue(pool)
+
+    def deciding(self, pool: str) -> tuple[Pool, int]:
+        """The pool whose queue decides in this process, or the idle one of the settings; and over what part of C."""
+        member = self._of_pool[pool].member
+        parts = member.status().replicas if member.role is Role.DEGRADED else 1
+        return member.queue(pool).pool, parts
+
+    async def wait_for_owners(self) -> None:
+        """Until somebody decides for every pool, but not for ever: without a store there is nobody."""
+        try:
+            async with asyncio.timeout(FIRST_OWNER_SECONDS):
+                for ports in set(self._of_pool.values()):
+                    await ports.settled.wait()
+        except TimeoutError:
+            log.error("Nobody owns every pool yet; this replica starts all the same.")
+
+    def hand_over(self) -> None:
+        """This replica is going: others own its pools from now on, if there are others."""
+        for ports in set(self._of_pool.values()):
+            ports.member.drain()
+            ports.rearm()
+
+    async def stop(self) -> None:
+        """Wait until what was charged here is saved, and end."""
+        all_ports = set(self._of_pool.values())
+        try:
+            async with asyncio.timeout(LAST_SAVE_SECONDS):
+                while not all(ports.is_done for ports in all_ports):
+                    for ports in all_ports:
+                        if ports.member.owns and not ports.member.status().unsaved_charges:
+                            ports.member.drain()  # it had taken the lease because nobody else did
+                            ports.rearm()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            lost = sum(ports.member.status().unsaved_charges for ports in all_ports)
+            log.error("%d charges of requests are lost: no owner saved them in time.", lost)
+        for ports in all_ports:
+            ports.stop()
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._port.close()
+        await self._database.close()
+
+    # ------------------------------------------------------------------ what it shows
+
+    def status(self, pool: str) -> ReplicationStatus:
+        """What this replica is to a pool."""
+        status = self._of_pool[pool].member.status()
+        return ReplicationStatus(
+            replica=self._spec.name,
+            role=status.role.value,
+            owner=status.owner,
+            epoch=status.epoch,
+            lease=status.lease,
+            replicas=status.replicas,
+            since_seconds=status.since_seconds,
+            unsaved_charges=status.unsaved_charges,
+            degraded_grants=status.degraded_grants_total,
+            phantom_slots=status.phantom_slots,
+            peers=sorted(self._links),
+            unreachable=[f"{address}: {why}" for address, why in self._port.failures.items()],
+        )
+
+    # ------------------------------------------------------------------ links (`Handler`)
+
+    def connected(self, link: PeerLink[OnLink]) -> None:
+        links = self._links.setdefault(link.peer, [])
+        links.append(link)
+        if len(links) == 1:
+            self._router.connected(link.peer)
+            self._rearm()
+
+    def disconnected(self, link: PeerLink[OnLink], reason: str) -> None:
+        # Whatever was on its way on this link is lost. With a second one both sides begin anew, on that.
+        links = self._links[link.peer]
+        links.remove(link)
+        if not links:
+            del self._links[link.peer]
+        self._router.disconnected(link.peer)
+        if links:
+            self._router.connected(link.peer)
+        self._rearm()
+
+    def received(self, link: PeerLink[OnLink], messages: list[OnLink]) -> None:
+        self._router.received(link.peer, messages)
+        self._rearm()
+
+    def send(self, peer: str, message: OnLink) -> None:
+        links = self._links.get(peer)
+        if links:
+            links[0].send(message)
+
+    def _other(self, peer: str, message: Asked | Told) -> None:
+        pass
+
+    def _rearm(self) -> None:
+        for ports in set(self._of_pool.values()):
+            ports.rearm()
+
+    # ------------------------------------------------------------------ what members ask for
+
+    def dial(self, lease: str, address: str) -> None:
+        """The owner of a lease is there."""
+        try:
+            wanted = PeerAddress.parse(address)
+        except ValueError as error:
+            log.error("lease %s: its owner cannot be reached: %s", lease, error)
+            return
+        before = self._dialled.get(lease)
+        self._dialled[lease] = wanted
+        if before is not None and before not in self._dialled.values():
+            self._port.hang_up(before)
+        self._port.dial(wanted)
+
+    def fresh_queues(self, pools: Sequence[str], parts: int) -> Mapping[str, DispatchQueue]:
+        return self._new_queues(pools, parts)
+
+    def clock(self) -> float:
+        return self._clock()
+
+    def decided(self, pool: str, decisions: list[Decision]) -> None:
+        self._decided(pool, decisions)
+
+    def call(self, call: StoreCall, answered: Callable[[StoreCall, Lease | LeftBehind | bool | None], None]) -> None:
+        async def carry_out() -> None:
+            answer: Lease | LeftBehind | bool | None = None
+            try:
+                answer = await self._carried_out(call)
+            except StoreUnavailable as error:
+                log.debug("lease %s: %s", call.lease, error)
+            except Exception:
+                # Members must go on, whatever one call runs into.
+                log.exception("lease %s: asking the store failed inside fairshare", call.lease)
+            answered(call, answer)
+
+        task = asyncio.create_task(carry_out())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _carried_out(self, call: StoreCall) -> Lease | LeftBehind | bool:
+        if not self._is_migrated:
+            await self._database.migrate()
+            self._is_migrated = True
+        match call:
+            case LeaseCall():
+                return await self._lease_called(call)
+            case LoadCall():
+                left = await self._store.left_behind(call.lease, epoch=call.epoch, pools=call.pools)
+                return False if left is None else LeftBehind(usage=left.usage, state=left.state)
+            case SaveCall():
+                return await self._store.save(call.lease, epoch=call.epoch, used=call.used, state=call.state)
+
+    async def _lease_called(self, call: LeaseCall) -> Lease:
+        store, lease = self._store, call.lease
+        match call.call.kind:
+            case CallKind.ACQUIRE:
+                row = await store.acquire(lease, owner=call.owner, address=call.address, seconds=call.seconds)
+            case CallKind.RENEW:
+                row = await store.renew(lease, epoch=call.call.epoch, seconds=call.seconds)
+            case CallKind.RELEASE:
+                row = await store.release(lease, epoch=call.call.epoch)
+            case CallKind.LOOK:
+                row = await store.look(lease)
+        return _lease(row)
+
+
+class _Ports:
+    """What one member calls; and its timer."""
+
+    def __init__(self, replication: Replication, lease: str) -> None:
+        self._replication = replication
+        self._lease = lease
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._is_soon = False
+        self._role = Role.WAITING
+        self._ended = False
+        self.member: Member
+        self.settled = asyncio.Event()
+        """Somebody decides."""
+
+    def take(self, member: Member) -> None:
+        self.member = member
+
+    # ------------------------------------------------------------------ `Ports`
+
+    def clock(self) -> float:
+        return self._replication.clock()
+
+    def send(self, peer: str, message: OnLink) -> None:
+        self._replication.send(peer, message)
+
+    def decided(self, decisions: list[Decision]) -> None:
+        self._replication.decided(self.member.pools[0], decisions)
+
+    def soon(self) -> None:
+        if not self._is_soon:
+            self._is_soon = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def call(self, call: StoreCall) -> None:
+        self._replication.call(call, self._answered)
+
+    def owner_is(self, lease: str, owner: str, address: str) -> None:
+        self._replication.dial(lease, address)
+
+    def new_queues(self, lease: str, parts: int) -> Mapping[str, DispatchQueue]:
+        return self._replication.fresh_queues(self.member.pools, parts)
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self) -> None:
+        self.member.tick()
+        self.rearm()
+
+    def rearm(self) -> None:
+        """One timer, at what comes first; one that is too early only ticks in vain, so it is never moved later."""
+        if self._ended:
+            return
+        self._say_role()
+        deadline = self.member.next_deadline()
+        if self._timer is not None and deadline >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline == float("inf"):
+            return
+        delay_seconds = max(SHORTEST_TIMER_SECONDS, deadline - self.clock())
+        self._timer = asyncio.get_running_loop().call_later(delay_seconds, self._due)
+        self._timer_at = deadline
+
+    def stop(self) -> None:
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing of it is lost if the process ends now."""
+        return self.member.drained and not self.member.status().unsaved_charges
+
+    def _due(self) -> None:
+        self._timer = None
+        self.tick()
+
+    def _flush(self) -> None:
+        self._is_soon = False
+        self.member.flush()
+        self.rearm()
+
+    def _answered(self, call: StoreCall, answer: Lease | LeftBehind | bool | None) -> None:
+        self.member.answered(call, answer)
+        self.rearm()
+
+    def _say_role(self) -> None:
+        """One log line for each change of what this replica is to its pools."""
+        role, before = self.member.role, self._role
+        if role is before:
+            return
+        self._role = role
+        if role in (Role.OWNER, Role.FOLLOWER):
+            self.settled.set()
+        status = self.member.status()
+        pools = ", ".join(self.member.pools)
+        match role:
+            case Role.OWNER:
+                log.info("This replica decides for %s now, epoch %d.", pools, status.epoch)
+            case Role.FOLLOWER:
+                log.info("Replica %s decides for %s now, epoch %d.", status.owner, pools, status.epoch)
+            case Role.DEGRADED:
+                log.error(
+                    "Nobody decides for %s who could be reached: this replica decides alone, over 1/%d of the slots, "
+                    "until there is an owner again.",
+                    pools,
+                    status.replicas,
+                )
+            case Role.NO_OWNER:
+                log.error("There was no owner of %s for too long: new requests are refused (no_owner).", pools)
+            case Role.TAKING | Role.WAITING:
+                log.debug("%s: %s", pools, role.value)
+
+
+def _lease(row: LeaseRow | None) -> Lease:
+    return Lease(0, "", "", 0.0) if row is None else Lease(row.epoch, row.owner, row.address, row.left_seconds)
