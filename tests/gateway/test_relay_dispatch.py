@@ -41,8 +41,8 @@ def test_a_held_request_goes_when_a_slot_is_free_and_says_how_long_it_was_held()
             reply = await second.read()
             assert reply.headers["x-fairshare-held-ms"] == "1500"
             assert reply.headers["x-fairshare-explain"] == (
-                "waited 1500 ms: on arrival its team had 1 slots in flight and owns 1, 1 of the pool's 1 were taken, and 0 "
-                "of its team's requests waited before it; it runs within its team's share"
+                "waited 1500 ms: on arrival its team had 1 slots in flight and owns 1, 1 of the pool's 1 were taken, "
+                "and 0 of its team's requests waited before it; it runs within its team's share"
             )
             _, sent = rig.driver.decisions.of_request(reply.headers["x-request-id"])
             assert isinstance(sent, SentEntry)
