@@ -47,3 +47,13 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
     result = CliRunner().invoke(program(), ["check", "-c", str(tmp_path / "nowhere.yaml")])
     assert result.exit_code == 1
     assert "cannot be read (no such file or directory)" in result.output
+
+
+def test_the_store_is_tried_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "fairshare.yaml"
+    path.write_text(GOOD)
+    (tmp_path / "fairshare.sqlite3").write_bytes(b"this is no database, whatever its name says" * 50)
+    result = CliRunner().invoke(program(), ["check", "-c", str(path), "--store"])
+    assert result.exit_code == 1
+    assert "The store cannot be used" in result.output
+    assert CliRunner().invoke(program(), ["check", "-c", str(path)]).exit_code == 0

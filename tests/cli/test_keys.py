@@ -46,3 +46,9 @@ def test_a_class_that_does_not_exist_is_refused_with_the_ones_that_do() -> None:
     result = CliRunner().invoke(program(), ["keys", "new", "--team", "a", "--class", "urgent"])
     assert result.exit_code == 2
     assert "interactive" in result.output
+
+
+def test_a_team_whose_name_has_a_line_break_is_refused() -> None:
+    result = CliRunner().invoke(program(), ["keys", "new", "--team", "a\nb"])
+    assert result.exit_code == 1
+    assert "without line breaks" in str(result.exception)

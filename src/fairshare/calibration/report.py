@@ -95,6 +95,11 @@ def _about_weights(made: Calibration) -> list[str]:
                 f"The cost of a {name} token is hardly known ({_shown(weight)}): it is too small beside the rest, or "
                 "too noisy; a longer --step tells more."
             )
+    if weights.cached is not None and weights.cached.value > weights.prompt.value:
+        said.append(
+            f"The cost of a cached token cannot be told: {_shown(weights.cached)} is more than that of a computed one. "
+            "A tenth of a computed one's is written below."
+        )
     if weights.cached is None:
         said.append(
             "The cost of a cached token was not measured, because the engine cached nothing; a tenth of a computed "
@@ -125,7 +130,8 @@ def config_lines(made: Calibration) -> list[str]:
     lines = [f"capacity_per_instance: {made.capacity}"]
     weights = made.weights
     if weights is not None and weights.prompt is not None and weights.completion is not None:
-        cached = weights.cached.value if weights.cached is not None else weights.prompt.value / 10
+        known = weights.cached is not None and weights.cached.value <= weights.prompt.value
+        cached = weights.cached.value if weights.cached is not None and known else weights.prompt.value / 10
         # Not in exponents: a person reads this file.
         prompt, cached_text, completion = (
             f"{each:.9f}" for each in (weights.prompt.value, cached, weights.completion.value)
