@@ -130,8 +130,8 @@ _OWN_TEXT = object()
 """Begins the keys of blocks whose contents only their request knows: no caller's key can be equal."""
 
 
-class _Sequence:
-    """One request. While it decodes, its progress follows from the step count alone (`birth`)."""
+class Running:
+    """One request, running or waiting. While it decodes, its progress follows from the step count alone (`birth`)."""
 
     __slots__ = (
         "admission",
@@ -196,11 +196,11 @@ class _Sequence:
         return self.keys[block] if block < len(self.keys) else (_OWN_TEXT, self.serial, block)
 
 
-def _by_admission(sequence: _Sequence) -> int:
+def _by_admission(sequence: Running) -> int:
     return sequence.admission
 
 
-def _by_badness(sequence: _Sequence) -> tuple[int, float]:
+def _by_badness(sequence: Running) -> tuple[int, float]:
     return (sequence.priority, sequence.arrival)
 
 
@@ -208,15 +208,15 @@ class _PriorityQueue:
     """Waiting requests, least (priority, arrival, id) first. Entries of requests that left are dropped on the way."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, float, str, int, _Sequence]] = []
+        self._heap: list[tuple[int, float, str, int, Running]] = []
 
-    def push(self, sequence: _Sequence) -> None:
+    def push(self, sequence: Running) -> None:
         heapq.heappush(self._heap, (sequence.priority, sequence.arrival, sequence.id, sequence.serial, sequence))
 
     push_back = push
     """An evicted request has no place of its own: its priority and arrival say where it waits."""
 
-    def head(self) -> _Sequence:
+    def head(self) -> Running:
         """The next one; there must be one."""
         while self._heap[0][-1].state is not _State.WAITING:
             heapq.heappop(self._heap)
@@ -236,15 +236,15 @@ class _ArrivalQueue:
     """Waiting requests in the order they were added; evicted ones before all others."""
 
     def __init__(self) -> None:
-        self._queue: deque[_Sequence] = deque()
+        self._queue: deque[Running] = deque()
 
-    def push(self, sequence: _Sequence) -> None:
+    def push(self, sequence: Running) -> None:
         self._queue.append(sequence)
 
-    def push_back(self, sequence: _Sequence) -> None:
+    def push_back(self, sequence: Running) -> None:
         self._queue.appendleft(sequence)
 
-    def head(self) -> _Sequence:
+    def head(self) -> Running:
         """The next one; there must be one."""
         while self._queue[0].state is not _State.WAITING:
             self._queue.popleft()
@@ -273,7 +273,7 @@ class _BlockCache:
     def free(self) -> int:
         return len(self._free)
 
-    def find(self, sequence: _Sequence, max_blocks: int) -> list[int]:
+    def find(self, sequence: Running, max_blocks: int) -> list[int]:
         """Blocks that hold the longest known prefix of the sequence, at most `max_blocks`."""
         found: list[int] = []
         for index in range(max_blocks):
@@ -287,7 +287,7 @@ class _BlockCache:
         """How many of them nobody holds now: sharing them takes them from the free ones."""
         return sum(self._references[block] == 0 for block in blocks)
 
-    def share(self, sequence: _Sequence, blocks: list[int]) -> None:
+    def share(self, sequence: Running, blocks: list[int]) -> None:
         for block in blocks:
             if self._references[block] == 0:
                 del self._free[block]
@@ -295,14 +295,14 @@ class _BlockCache:
         sequence.blocks = list(blocks)
         sequence.hashed_blocks = len(blocks)
 
-    def grow(self, sequence: _Sequence, count: int) -> None:
+    def grow(self, sequence: Running, count: int) -> None:
         for _ in range(count):
             block, _nothing = self._free.popitem(last=False)
             self._forget(block)
             self._references[block] = 1
             sequence.blocks.append(block)
 
-    def remember(self, sequence: _Sequence, full_blocks: int) -> None:
+    def remember(self, sequence: Running, full_blocks: int) -> None:
         """Makes the sequence's first `full_blocks` blocks findable."""
         for index in range(sequence.hashed_blocks, full_blocks):
             key, block = sequence.key(index), sequence.blocks[index]
@@ -310,7 +310,7 @@ class _BlockCache:
             self._blocks_of.setdefault(key, {})[block] = None
         sequence.hashed_blocks = max(sequence.hashed_blocks, full_blocks)
 
-    def release(self, sequence: _Sequence) -> None:
+    def release(self, sequence: Running) -> None:
         # Last block first, so that the tail of a prefix is taken before its start; blocks without a key before all.
         for block in reversed(sequence.blocks):
             self._references[block] -= 1
@@ -339,24 +339,24 @@ class Scheduler:
         """`observer` is told of every admission and eviction, in order, while the step runs."""
         self.config = config
         self._observer = observer
-        self._sequences: dict[str, _Sequence] = {}
-        self._running: dict[str, _Sequence] = {}  # in admission order
+        self._sequences: dict[str, Running] = {}
+        self._running: dict[str, Running] = {}  # in admission order
         self._waiting = _PriorityQueue() if config.policy is Policy.PRIORITY else _ArrivalQueue()
         self._waiting_count = 0
         self._cache = _BlockCache(config.num_blocks) if config.prefix_caching else None
         self._free_blocks = config.usable_blocks  # without prefix caching
         # The one running request whose prompt is not computed yet. There is never a second: a prompt that is cut
         # used the step's whole budget, so nobody was admitted behind it until it was done. It is the last running one.
-        self._prefilling: _Sequence | None = None
+        self._prefilling: Running | None = None
         # Decoding requests by the step (modulo block size) at which they need a new block.
-        self._needing: list[dict[str, _Sequence]] = [{} for _ in range(config.block_size)]
+        self._needing: list[dict[str, Running]] = [{} for _ in range(config.block_size)]
         # Decoding requests by the number of completed steps at which they finish, in admission order (the order in
         # which they begin to decode); entries may be out of date.
-        self._finishing: dict[int, list[_Sequence]] = {}
+        self._finishing: dict[int, list[Running]] = {}
         self._finish_steps: list[int] = []  # heap of the keys of _finishing
         # In a step: admission number up to which the decoding requests have got what they need for it.
         self._granted_up_to = -1
-        self._prefilled: list[_Sequence] = []  # whose text was computed to its end in this step
+        self._prefilled: list[Running] = []  # whose text was computed to its end in this step
         self._serials = 0
         self._admissions = 0
         # now = origin + steps x a + tokens x b since then, from whole numbers: the same for every grouping of steps.
@@ -449,7 +449,7 @@ class Scheduler:
         if output_tokens > room:
             output_tokens, reason = room, FinishReason.LENGTH
         self._serials += 1
-        sequence = _Sequence(
+        sequence = Running(
             request_id,
             self._serials,
             priority,
@@ -559,7 +559,7 @@ class Scheduler:
             self.steps += 1
             self.scheduled_tokens += decoding
 
-    def _run_step(self) -> list[_Sequence]:
+    def _run_step(self) -> list[Running]:
         """One step up to its tokens. Returns the requests that are finished by it; they still have to be retired."""
         self._prefilled = []
         preempted, budget = self._schedule_running()
@@ -612,7 +612,7 @@ class Scheduler:
         self._granted_up_to = -1
         return self.preemptions > evicted_before, budget
 
-    def _with_block_work(self) -> list[_Sequence]:
+    def _with_block_work(self) -> list[Running]:
         """Decoding requests that need a block in this step or (prefix caching) fill one, in running order."""
         step, block_size = self.steps, self.config.block_size
         work = self._needing[step % block_size]
@@ -620,7 +620,7 @@ class Scheduler:
             work = work | self._needing[(step + 1) % block_size]
         return sorted(work.values(), key=_by_admission)
 
-    def _give_decode_block(self, sequence: _Sequence) -> None:
+    def _give_decode_block(self, sequence: Running) -> None:
         position = sequence.prompt_tokens + self._generated(sequence) - 1  # of the token that this step computes
         grows = position % self.config.block_size == 0
         if self._cache is None:
@@ -629,7 +629,7 @@ class Scheduler:
         self._cache.grow(sequence, grows)
         self._cache.remember(sequence, (position + 1) // self.config.block_size)
 
-    def _give_blocks_by_force(self) -> _Sequence | None:
+    def _give_blocks_by_force(self) -> Running | None:
         """Blocks are short: evicts as it goes. Returns the request that had to evict itself, which ends the walk."""
         needing = self._needing[self.steps % self.config.block_size]
         for sequence in self._with_block_work():
@@ -644,7 +644,7 @@ class Scheduler:
         self._granted_up_to = self._admissions
         return None
 
-    def _continue_prefill(self, sequence: _Sequence) -> int:
+    def _continue_prefill(self, sequence: Running) -> int:
         """Computes more of a prompt that was cut, after the decoding requests. Returns the tokens left."""
         decoding = len(self._running) - 1
         budget = self.config.max_num_batched_tokens - decoding
@@ -688,21 +688,21 @@ class Scheduler:
                 self._observer(Change.ADMITTED, sequence.id)
         return budget
 
-    def _shared_blocks(self, sequence: _Sequence) -> list[int]:
+    def _shared_blocks(self, sequence: Running) -> list[int]:
         if self._cache is None:
             return []
         # The last token is always computed: its output is what the next token is sampled from.
         text = sequence.prompt_tokens + sequence.generated
         return self._cache.find(sequence, (text - 1) // self.config.block_size)
 
-    def _fits(self, sequence: _Sequence, shared: list[int]) -> bool:
+    def _fits(self, sequence: Running, shared: list[int]) -> bool:
         """Whether all of its text so far finds blocks now, also if this step computes only a part of it."""
         needed = self.config.blocks_for(sequence.prompt_tokens + sequence.generated) - len(shared)
         if self._cache is not None:
             needed += self._cache.unused(shared)
         return needed <= self.free_blocks
 
-    def _compute(self, sequence: _Sequence, chunk: int, new_blocks: int) -> None:
+    def _compute(self, sequence: Running, chunk: int, new_blocks: int) -> None:
         """Schedules `chunk` tokens of a text that is not all computed yet."""
         sequence.computed += chunk
         if self._cache is None:
@@ -718,25 +718,25 @@ class Scheduler:
 
     # ------------------------------------------------------------------ bookkeeping
 
-    def _generated(self, sequence: _Sequence) -> int:
+    def _generated(self, sequence: Running) -> int:
         return self.steps - sequence.birth if sequence.decoding else sequence.generated
 
-    def _event(self, sequence: _Sequence, finished: bool) -> Event:
+    def _event(self, sequence: Running, finished: bool) -> Event:
         generated = self._generated(sequence)
         new_tokens = generated - sequence.reported
         sequence.reported = generated
         return Event(sequence.id, new_tokens, finished, sequence.reason if finished else None, sequence.cached_tokens)
 
-    def _needing_of(self, sequence: _Sequence) -> dict[str, _Sequence]:
+    def _needing_of(self, sequence: Running) -> dict[str, Running]:
         """At step s it computes position prompt + (s - birth) - 1, and needs a block where that begins one."""
         return self._needing[(sequence.birth - sequence.prompt_tokens + 1) % self.config.block_size]
 
-    def _start_decoding(self, sequence: _Sequence) -> None:
+    def _start_decoding(self, sequence: Running) -> None:
         sequence.decoding = True
         sequence.birth = self.steps - sequence.generated
         self._note_decoding(sequence)
 
-    def _note_decoding(self, sequence: _Sequence) -> None:
+    def _note_decoding(self, sequence: Running) -> None:
         self._needing_of(sequence)[sequence.id] = sequence
         finish_step = sequence.birth + sequence.output_tokens
         at_that_step = self._finishing.get(finish_step)
@@ -746,13 +746,13 @@ class Scheduler:
         else:
             at_that_step.append(sequence)
 
-    def _postpone(self, sequence: _Sequence) -> None:
+    def _postpone(self, sequence: Running) -> None:
         """It gets nothing in this step."""
         del self._needing_of(sequence)[sequence.id]
         sequence.birth += 1
         self._note_decoding(sequence)
 
-    def _leave_running(self, sequence: _Sequence) -> None:
+    def _leave_running(self, sequence: Running) -> None:
         """Takes its seat and its blocks; what it has generated stays known."""
         del self._running[sequence.id]
         if sequence.decoding:
@@ -771,11 +771,17 @@ class Scheduler:
         if sequence is self._prefilling:
             self._prefilling = None
 
-    def _evict_worst(self) -> _Sequence:
+    def _worst(self) -> Running:
         if self.config.policy is Policy.PRIORITY:
-            victim = max(self._running.values(), key=_by_badness)
-        else:
-            victim = next(reversed(self._running.values()))
+            return max(self._running.values(), key=_by_badness)
+        return next(reversed(self._running.values()))
+
+    def _evict_worst(self) -> Running:
+        victim = self._worst()
+        self._evict(victim)
+        return victim
+
+    def _evict(self, victim: Running) -> None:
         self._leave_running(victim)
         victim.computed = 0
         victim.state = _State.WAITING
@@ -785,13 +791,12 @@ class Scheduler:
         self._waiting_count += 1
         if self._observer is not None:
             self._observer(Change.PREEMPTED, victim.id)
-        return victim
 
-    def _retire(self, finished: list[_Sequence]) -> None:
+    def _retire(self, finished: list[Running]) -> None:
         for sequence in finished:
             self._leave_running(sequence)
             self._forget(sequence)
 
-    def _forget(self, sequence: _Sequence) -> None:
+    def _forget(self, sequence: Running) -> None:
         sequence.state = _State.GONE
         del self._sequences[sequence.id]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fairshare.core.decisions import HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
+from fairshare.gateway.kinds import SglangFlags
 from fairshare.storage.address import StoreAddress
 from fairshare.wire.usage import CostWeights
 
@@ -19,6 +20,8 @@ class EngineKind(StrEnum):
     """Which engine an instance runs; decides how it is asked for its state and told a priority."""
 
     VLLM = "vllm"
+
+    SGLANG = "sglang"
 
 
 class Balance(StrEnum):
@@ -120,6 +123,8 @@ class InstanceSpec:
     ca_file: Path | None = None
     """Who may have signed the certificate of an `https` engine. None: the system's roots."""
     kind: EngineKind = EngineKind.VLLM
+    sglang: SglangFlags = field(default_factory=SglangFlags)
+    """How its priorities work, if it is one."""
 
     @property
     def id(self) -> str:

@@ -1,0 +1,90 @@
+"""SGLang's scheduler as a pure function of time, where it differs from vLLM's; read in the source of SGLang 0.5.23.
+
+* Waiting requests are ordered by priority, then by the time they came; higher first unless `low_values_first`. (`lpm`
+  and the other policies order within one priority only.)
+* When every seat is taken, the head of the queue displaces running requests whose priority is worse by *more* than
+  `preemption_threshold`: the worst first, of equals the one that came last. They wait again and compute it all again.
+* A decoding request that finds no memory retracts the one with the least output, whatever its priority; with
+  `--retraction-policy priority` the one with the worst.
+
+Everything else (steps, chunked prefill, blocks) is as in `scheduler`. Requests admitted in the same step, and one whose
+prompt is not computed yet, are not displaced.
+"""
+
+from collections.abc import Hashable, Sequence
+from sys import maxsize
+
+from fairshare.engine.scheduler import FinishReason, Running, Scheduler, SchedulerConfig
+
+
+class SglangScheduler(Scheduler):
+    """One SGLang engine with `--enable-priority-scheduling`."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        low_values_first: bool = False,
+        preemption_threshold: int | None = 10,
+        retracts_by_priority: bool = False,
+    ) -> None:
+        """`preemption_threshold` None: `--disable-priority-preemption`."""
+        super().__init__(config)
+        self._sign = 1 if low_values_first else -1
+        self._threshold = preemption_threshold
+        self._retracts_by_priority = retracts_by_priority
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        priority: int | None = None,
+        arrival: float | None = None,
+        reason: FinishReason = FinishReason.LENGTH,
+        block_keys: Sequence[Hashable] = (),
+    ) -> None:
+        """As a vLLM's; without a priority it waits behind all that have one."""
+        super().add(
+            request_id,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            priority=maxsize if priority is None else self._sign * priority,
+            arrival=arrival,
+            reason=reason,
+            block_keys=block_keys,
+        )
+
+    def _admit(self, budget: int) -> int:
+        running_before = self._admissions
+        while True:
+            budget = super()._admit(budget)
+            is_full = len(self._running) >= self.config.max_num_seqs
+            if budget <= 0 or not self._waiting_count or not is_full or not self._displace(running_before):
+                return budget
+
+    def _displace(self, running_before: int) -> bool:
+        """Takes one seat from the worst running request for the head of the queue, if it is worse by enough."""
+        if self._threshold is None:
+            return False
+        candidates = [one for one in self._running.values() if one.decoding and one.admission <= running_before]
+        if not candidates:
+            return False
+        victim = max(candidates, key=lambda one: (one.priority, one.arrival))
+        if victim.priority - self._waiting.head().priority <= self._threshold:
+            return False
+        self._granted_up_to = running_before  # they have got what they need for this step
+        self._evict(victim)
+        self._granted_up_to = -1
+        return True
+
+    def _worst(self) -> Running:
+        return min(
+            self._running.values(),
+            key=lambda one: (
+                -one.priority if self._retracts_by_priority else 0,
+                self._generated(one),
+                -one.prompt_tokens,
+            ),
+        )
