@@ -174,7 +174,7 @@ def test_a_team_that_waits_is_told_why_and_who_comes_first() -> None:
     assert "For idle capacity these come first: blue (2 waiting)." in told
     assert "The budget of team red: 90 of 100 cost units used this month, 10 left." in told
     theirs = sentences(explainer(desk()).team("red", [pool], [], own("red")))
-    assert "For idle capacity 1 other team with 2 waiting come first." in theirs
+    assert "For idle capacity 1 other team with 2 waiting comes first." in theirs
     assert "blue" not in theirs
     broken = pool_status_of("chat", teams=[red], instances=[instance_status("http://a:1", healthy=False)])
     assert "no engine of the pool is healthy" in sentences(explainer(desk()).team("red", [broken], [], EVERYTHING))

@@ -344,7 +344,8 @@ def _now(pool: PoolStatus, team: TeamStatus, sight: Sight, now: float) -> Step:
             sentence += f" For idle capacity these come first: {named}."
         else:
             waiting = sum(other.held for other in ahead)
-            sentence += f" For idle capacity {_count(len(ahead), 'other team')} with {waiting} waiting come first."
+            come = "comes" if len(ahead) == 1 else "come"
+            sentence += f" For idle capacity {_count(len(ahead), 'other team')} with {waiting} waiting {come} first."
     numbers: dict[str, float | str | None] = {
         "pool": pool.name,
         "capacity": pool.capacity,
