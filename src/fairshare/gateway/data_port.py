@@ -119,9 +119,15 @@ class Incoming(msgspec.Struct, eq=False):
     arrived_at: float = 0.0
     arrived_wall_at: float = 0.0
 
-    def again(self, body: bytes) -> "Incoming":
-        """The same request with another body."""
+    def again(
+        self, body: bytes, *, request_id: str = "", own_id: str = "", arrived_at: float = 0.0, wall_at: float = 0.0
+    ) -> "Incoming":
+        """A request with the same head and another body."""
         return Incoming(
+            id=request_id,
+            own_id=own_id,
+            arrived_at=arrived_at,
+            arrived_wall_at=wall_at,
             target=self.target,
             method=self.method,
             http_1_1=self.http_1_1,
@@ -247,7 +253,6 @@ class ClientConnection(asyncio.Protocol):
         if current is None and self._reading is None and not self._backlog and not self._broken:
             incoming = self._recognised(data)
             if incoming is not None:
-                self._port.arrived(incoming)
                 self._check_head(incoming)
                 self._start(incoming)
                 return
@@ -454,12 +459,12 @@ class ClientConnection(asyncio.Protocol):
         body = known.body_of(data)
         if body is not None:
             assert known.meaning is not None
-            return known.meaning.again(body)
+            return self._port.arrived_again(known.meaning, body)
         found = self._port.known_heads.find(data)
         if found is None:
             return None
         known.known_elsewhere()
-        return found[0].again(found[1])
+        return self._port.arrived_again(*found)
 
     def _check_head(self, incoming: Incoming) -> None:
         try:
@@ -816,6 +821,20 @@ class DataPort:
         if incoming.found is not None and incoming.found.request_id is not None:
             incoming.id = incoming.found.request_id.decode("ascii")
 
+    def arrived_again(self, known: Incoming, body: bytes) -> Incoming:
+        """A request whose head came before, with another body."""
+        assert known.found is not None
+        self._next_number += 1
+        own_id = f"{self._id_prefix}-{self._next_number:x}"
+        clients = known.found.request_id
+        return known.again(
+            body,
+            request_id=own_id if clients is None else clients.decode("ascii"),
+            own_id=own_id,
+            arrived_at=self.driver.clock(),
+            wall_at=self.driver.wall(),
+        )
+
     def read_head(self, incoming: Incoming) -> None:
         """What a request's head says, whenever it comes.
 
@@ -889,7 +908,7 @@ class DataPort:
         if upload is None:
             pieces = incoming.pieces
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            incoming.pieces = []  # the exchange keeps it as long as it must
+            pieces.clear()  # the exchange keeps it as long as it must
             facts = inspect_body(endpoint, body)
         else:
             body = b""

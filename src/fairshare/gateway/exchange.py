@@ -227,7 +227,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         record, request = self.record, self.request
         record.standing = send.standing
         record.priority = priority = send.priority
-        record.held_seconds = send.held_seconds
+        if send.held_seconds:
+            record.held_seconds = send.held_seconds
         if send.held_seconds or send.standing is Standing.BORROWING:
             self._explanation = explained(send, self._held, recalls=record.recalls)
         now = self.driver.clock()
@@ -631,11 +632,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         self._ended = True
         record, takes_slots = self.record, self.endpoint.takes_slots
         record.total_seconds = total_seconds = self.driver.clock() - self.arrived_at
-        record.outcome = outcome
         record.status = status
-        record.reason = reason
-        record.detail = detail
         record.instance_id = self.instance_id
+        if outcome is not Outcome.COMPLETED:
+            record.outcome = outcome
+            record.reason = reason
+            record.detail = detail
         if record.sent_seconds is not None:
             record.served_by = self.serving.spec.name
         if usage is not None:
@@ -645,7 +647,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             record.estimated = True
         if usage is not None:
             record.prompt_tokens = usage.prompt_tokens
-            record.cached_tokens = usage.cached_tokens
+            if usage.cached_tokens:
+                record.cached_tokens = usage.cached_tokens
             record.completion_tokens = usage.completion_tokens
             if takes_slots:
                 record.cost_units = self.spec.cost.cost_units(usage)
