@@ -323,7 +323,7 @@ class Gateway:
             self.listening_at = await self._data_port.start(spec.listen, sock=data_socket.dup(), tls=self._tls)
         self._serving = True
         if self._seat is not None:
-            log.info("The worker is ready.")
+            log.info("The worker serves.")
             return
         log.info(
             "fairshare %s is ready; its status page is http://%s/",
@@ -430,9 +430,9 @@ class Gateway:
     def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
         """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""
         old = self._spec
-        if (spec.store, spec.notify) != (old.store, old.notify):
-            log.warning("store or notify changed; this needs a restart.")
-            spec = replace(spec, store=old.store, notify=old.notify)
+        if (spec.store, spec.notify, spec.replicas) != (old.store, old.notify, old.replicas):
+            log.warning("store, notify or replicas changed; this needs a restart.")
+            spec = replace(spec, store=old.store, notify=old.notify, replicas=old.replicas)
         if (spec.tls is None) != (old.tls is None):
             log.warning("tls was %s; this needs a restart.", "removed" if spec.tls is None else "added")
             spec = replace(spec, tls=old.tls)

@@ -46,6 +46,7 @@ from fairshare.gateway.options import (
     Level,
     Limits,
     PoolSpec,
+    ReplicasSpec,
     SrvSource,
     StoreSpec,
     TeamFrom,
@@ -59,11 +60,14 @@ from fairshare.gateway.tls import expires_at
 from fairshare.storage.address import PostgresServer, SqliteFile, StoreAddress
 from fairshare.wire.usage import CostWeights
 
+SHORTEST_PEER_SECRET = 32
+"""Characters of what replicas prove themselves with: whoever sees a greeting may guess in peace."""
+
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify"),
+    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify", "replicas"),
     "admin": ("listen", "key", "key_file"),
     "pools[]": (
         "name",
@@ -138,6 +142,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "limits": ("max_body", "max_header", "header_timeout", "max_connections", "drain"),
     "store": ("url", "password", "password_file", "keep"),
     "notify": ("url", "secret", "secret_file", "allow_internal"),
+    "replicas": ("listen", "advertise", "secret", "secret_file"),
 }
 """Every key of the file, by section. `shares` and `models` map names of the operator's choice.
 
@@ -638,6 +643,13 @@ def _gateway(place: _Place) -> GatewaySpec:
         fields = place.fields("")
     except _Invalid:
         raise ConfigError(place.report.problems) from None
+    store = fields.read("store", _store, StoreSpec(address=SqliteFile(place.report.path.parent / DEFAULT_STORE)))
+    replicas = fields.read("replicas", _replicas, None)
+    if replicas is not None and store is None:
+        place.report.problem(
+            fields.where("replicas"),
+            "needs a store, where the replicas agree which of them decides; write store: postgresql://USER@HOST/DATABASE",
+        )
     return GatewaySpec(
         listen=fields.read("listen", _address, DEFAULT_LISTEN),
         tls=fields.read("tls", _tls, None),
@@ -645,8 +657,9 @@ def _gateway(place: _Place) -> GatewaySpec:
         pools=fields.need("pools", _pools, (), "pools: [{name: chat, capacity: 16, ...}]"),
         teams=fields.read("teams", _teams, ()),
         limits=fields.read("limits", _limits, Limits()),
-        store=fields.read("store", _store, StoreSpec(address=SqliteFile(place.report.path.parent / DEFAULT_STORE))),
+        store=store,
         notify=fields.read("notify", _notify, None),
+        replicas=replicas,
     )
 
 
@@ -743,6 +756,36 @@ def _notify(place: _Place) -> WebhookSpec | None:
         secret=secret or "",
         allow_internal=fields.read("allow_internal", _truth, False),
     )
+
+
+def _replicas(place: _Place) -> ReplicasSpec:
+    fields = place.fields("replicas")
+    secret = _secret(fields, "secret", "secret_file")
+    given = [key for key in ("secret", "secret_file") if key in fields]
+    if not given:
+        place.report.problem(
+            place.where,
+            "needs a secret by which the replicas know each other; write secret_file: FILE, and make the file with: "
+            "openssl rand -hex 32",
+        )
+    elif secret is not None and len(secret) < SHORTEST_PEER_SECRET:
+        place.report.problem(
+            fields.where(given[0]),
+            f"must have at least {SHORTEST_PEER_SECRET} characters, or it can be guessed; make one with: "
+            "openssl rand -hex 32",
+        )
+    return ReplicasSpec(
+        listen=fields.need("listen", _address, DEFAULT_LISTEN, "listen: 10.0.0.1:7000"),
+        advertise=fields.read("advertise", _advertised, None),
+        secret=(secret or "").encode(),
+    )
+
+
+def _advertised(place: _Place) -> str:
+    address = _address(place)
+    if address.port == 0 or address.host in ("0.0.0.0", "::"):
+        raise place.invalid(f"must be an address that peers can reach, as host:port; found {address}")
+    return str(address)
 
 
 def _webhook_url(place: _Place) -> str:

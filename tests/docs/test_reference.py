@@ -79,6 +79,7 @@ HEADINGS = {
     "limits": "limits",
     "store": "store",
     "notify": "notify",
+    "replicas": "replicas",
     "fairshare_settings": "fairshare_settings",
     "embedded pools": "fairshare_settings.pools[]",
     "embedded hold": "fairshare_settings.pools[].hold",
