@@ -115,3 +115,23 @@ def test_a_machine_with_too_little_is_said_after_the_pools(
     code, lines = doctor(tmp_path)
     assert code == 0
     assert lines[lines.index("this machine and the store:") + 1].startswith("  warning few-open-files:")
+
+
+def test_sources_are_asked_once_and_the_engines_that_they_name_are_looked_at(
+    tmp_path: Path, network: FakeNetwork
+) -> None:
+    pools = (
+        "  - {name: chat, capacity_per_instance: 8, shares: {search: 1}, models: [tiny], instances: [{file: e.yaml}]}"
+    )
+    config = CONFIG.replace(CONFIG[CONFIG.index("  - {name: chat") : CONFIG.index("teams:")], f"{pools}\n")
+    (tmp_path / "e.yaml").write_text("[http://one:80, http://two:80]")
+    code, lines = doctor(tmp_path, config=config)
+    assert (code, lines[0], lines[-1]) == (0, "pool chat: 16 slots on 2 engines", "  nothing to say")
+    (tmp_path / "e.yaml").write_text("[http://one:80")
+    code, lines = doctor(tmp_path, config=config)
+    assert code == 1
+    assert lines[0] == "pool chat: 0 slots on 0 engines"
+    assert [line.split()[1] for line in lines if line.startswith(("  error", "  warning"))] == [
+        "pool-empty:",
+        "source-failed:",
+    ]

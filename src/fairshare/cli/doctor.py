@@ -73,7 +73,8 @@ def doctor(
             # One pool after the other: two pools may share an engine, and a probe needs it alone.
             now, of_sources = await look_once(spec, partial(open_source, parse=instances_in))
             examination = await examine(now, ask=ask, with_probe=probe, clock=clock.monotonic)
-            examination = replace(examination, findings=[*of_sources, *examination.findings])
+            found = sorted([*of_sources, *examination.findings], key=lambda each: each.severity is not Severity.ERROR)
+            examination = replace(examination, findings=found)
             sound = sound and examination.sound
             examinations.append(examination)
             if not as_json:
