@@ -724,3 +724,30 @@ def test_adaptive_capacity_needs_hold() -> None:
     assert parse(text % "", path=Path("f.yaml"), environ={}).gateway.pools[0].trim
     with pytest.raises(ConfigError, match="trim: needs dispatch: hold, found pass"):
         parse(text % ", dispatch: pass", path=Path("f.yaml"), environ={})
+
+
+# --- replicas -----------------------------------------------------------------------------------------------------
+
+
+def replicas(entry: str, store: str = "postgresql://fairshare@db.example/fairshare") -> str:
+    return pool_with("half_life: 7d") + f"\nstore: {store}\nreplicas: {{{entry}}}"
+
+
+SECRET = "0123456789abcdef" * 2
+
+
+def test_replicas_know_each_other_by_a_secret() -> None:
+    entry = "listen: '0.0.0.0:7000', advertise: 'gateway-1:7000', secret: '${PEERS}'"
+    spec = read(replicas(entry), environ={"PEERS": SECRET}).gateway.replicas
+    assert spec is not None
+    assert (str(spec.listen), spec.advertise, spec.secret) == ("0.0.0.0:7000", "gateway-1:7000", SECRET.encode())
+    assert SECRET not in repr(spec)
+
+
+def test_replicas_need_a_secret_that_cannot_be_guessed_and_a_store() -> None:
+    assert "openssl rand" in only_problem(replicas("listen: 'a:7000'"))
+    short = replicas("listen: 'a:7000', secret: '${PEERS}'")
+    assert "at least 32 characters" in only_problem(short, {"PEERS": SECRET[1:]})
+    assert "needs a store" in only_problem(replicas("listen: 'a:7000', secret: '${PEERS}'", "none"), {"PEERS": SECRET})
+    nowhere = replicas("listen: 'a:7000', advertise: '0.0.0.0:7000', secret: '${PEERS}'")
+    assert "peers can reach" in only_problem(nowhere, {"PEERS": SECRET})
