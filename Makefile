@@ -46,7 +46,7 @@ test-dist: dist ## install both in fresh environments, outside the checkout, and
 SITE_STAMP := .venv-docs/.installed
 
 site: $(SITE_STAMP) ## the documentation as a site, in build/site/; a broken link or anchor is an error
-	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going -n -c docs/site -d build/site-cache -b dirhtml docs build/site
+	.venv-docs/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -n -c docs/site -d build/site-cache -b dirhtml docs build/site
 	@echo "build/site/index.html"
 
 $(SITE_STAMP): requirements/docs.txt
