@@ -395,13 +395,20 @@ class Walk:
         assert (stat.turn_slots, stat.turns_taken) == (turn_slots, len(turns))
         assert len({item.request.team for item in turns}) == len(turns), "a team has two turns"
         phantoms = {team.team: team.phantoms for team in pool.snapshot()}
+        # What a team's phantoms have above its whole slots, one of them may have by its turn.
+        phantom_turns = sum(
+            sum(i.request.slots for i in self.running(side, team) if i.kind is SendKind.OWNER) + phantoms[team]
+            > own // 1
+            for team, own in owns.items()
+            if phantoms[team] and own % 1 and not any(turn.request.team == team for turn in turns)
+        )
         if accepting:
             for item in waiting:
                 team, own = item.request.team, owns.get(item.request.team, Fraction(0))
                 counted = sum(i.request.slots for i in self.running(side, team) if i.kind is not SendKind.TURN)
                 free = math.floor(own) - counted - phantoms.get(team, 0)
                 assert item.request.slots > free, f"{item.request.id} is held beside {free} whole slots of its team"
-                if own % 1 and len(turns) < turn_slots and not side.queue._turn_debt_slot_seconds:
+                if own % 1 and len(turns) + phantom_turns < turn_slots and not side.queue._turn_debt_slot_seconds:
                     assert any(turn.request.team == team for turn in turns), f"{item.request.id} is held beside a turn"
             taken = sum(item.request.slots for item in running if item.instance in accepting)
             taken += sum(

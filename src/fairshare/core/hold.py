@@ -472,7 +472,7 @@ class HoldQueue:
     def cancelled(self, request_id: str) -> list[Decision]:
         """The client of a held request left: it is gone at once. For a dispatched one nothing happens yet."""
         now = self._pool.begin()
-        decisions = self._due(now) if now >= self._due_at else []
+        decisions = self._due(now)
         if request_id in self._held:
             self._drop(self._entries[request_id], now)
         return decisions + self._pump(now)
@@ -480,7 +480,7 @@ class HoldQueue:
     def aborted(self, request_id: str) -> list[Decision]:
         """The engine's connection of a recalled request is closed; its seat is free `abort_grace_seconds` later."""
         now = self._pool.begin()
-        decisions = self._due(now) if now >= self._due_at else []
+        decisions = self._due(now)
         for queue in (self, self._fallback):
             if queue is None:
                 continue
@@ -516,7 +516,8 @@ class HoldQueue:
     def adopted(
         self, request: Request, *, instance_id: str, priority: int | None, standing: Standing, began: bool
     ) -> list[Decision]:
-        """Count a request that runs already. It keeps its standing, and uses no turn and no tag of this queue.
+        """Count a request that runs already. It keeps its standing; within share but above its team's whole slots, it
+        holds the team's turn.
 
         Raises:
             ValueError: a request with this id is not finished.
@@ -539,7 +540,12 @@ class HoldQueue:
             estimated_tokens=request.estimated_tokens,
         )
         self._instances.expect(instance_id)
-        self._sent(team, entry, SendKind.BORROWER if borrowing else SendKind.OWNER, instance_id, grant, now)
+        kind = SendKind.BORROWER if borrowing else SendKind.OWNER
+        if not borrowing and team.fraction and not team.turn_slots and self._within_slots(team) > team.whole_slots:
+            kind = SendKind.TURN
+            entry.weight, entry.estimate_slot_seconds = team.fraction, 0.0
+            self._take_turn(team, request.slots, now)
+        self._sent(team, entry, kind, instance_id, grant, now)
         if began:
             entry.began = True
             team.recallable.pop(request.id, None)
@@ -552,7 +558,7 @@ class HoldQueue:
     def instance_changed(self, instance: Instance) -> list[Decision]:
         """An instance is new, or its record changed."""
         now = self._pool.begin()
-        decisions = self._due(now) if now >= self._due_at else []
+        decisions = self._due(now)
         if not self._instances.any_accepting:
             self._changed.update(team.name for team in self._teams.values() if team.held)
         self._instances.changed(instance)
@@ -561,7 +567,7 @@ class HoldQueue:
     def instance_removed(self, instance_id: str) -> list[Decision]:
         """An instance is gone; what was sent there is still to be released."""
         now = self._pool.begin()
-        decisions = self._due(now) if now >= self._due_at else []
+        decisions = self._due(now)
         self._instances.removed(instance_id)
         return decisions + self._pump(now)
 
@@ -573,8 +579,7 @@ class HoldQueue:
     def tick(self) -> list[Decision]:
         """Time passed, or the pool was changed from outside."""
         now = self._pool.begin()
-        decisions = self._due(now) if now >= self._due_at else []
-        return decisions + self._pump(now)
+        return self._due(now) + self._pump(now)
 
     def next_deadline(self) -> float | None:
         """When the longest wait ends, a recalled seat is free, a wide request is due or a phantom ends."""
@@ -813,7 +818,27 @@ class HoldQueue:
             return False
         if self._turn_debt_slot_seconds or self._turn_held_slots > self._turn_slots:
             self._settle_turn_debt(now)
-        return not self._turn_debt_slot_seconds
+        if self._turn_debt_slot_seconds:
+            return False
+        return not self._pool.phantom_slots or self._turns_taken + self._phantom_turns() < self._turn_slots
+
+    def _phantom_turns(self) -> int:
+        """Turns that phantoms may hold: of what a team has above its whole slots, one may be there by its turn.
+
+        Given away meanwhile, more than C would be within share.
+        """
+        turns = 0
+        for name in self._pool.exact_shares:
+            team = self._teams.get(name) or self._team(name)
+            phantom_slots = team.state.phantom_slots
+            if phantom_slots and team.fraction and not team.turn_slots:
+                turns += self._within_slots(team) + phantom_slots > team.whole_slots
+        return turns
+
+    @staticmethod
+    def _within_slots(team: _TeamQueue) -> int:
+        """Slots in flight that use the team's whole slots."""
+        return team.state.in_flight_slots - team.state.borrowing_slots - team.turn_slots - team.wide_slots
 
     def _settle_turn_debt(self, now: float) -> None:
         """Bring the debt of the turns up to date, before what they hold changes."""
@@ -974,10 +999,7 @@ class HoldQueue:
             self._turn_virtual_time = max(self._turn_virtual_time, start_tag)
             entry.weight = team.fraction
             team.turn_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
-            team.turn_slots = slots
-            self._settle_turn_debt(now)
-            self._turns_taken += 1
-            self._turn_held_slots += slots
+            self._take_turn(team, slots, now)
         elif kind is SendKind.WIDE:
             team.wide_slots += slots
             team.wide_counts = True
@@ -987,6 +1009,12 @@ class HoldQueue:
             low, high = WEIGHTED_LF_BOUNDS
             entry.weight = team.state.share * min(high, max(low, self._level_fairshare(team)))
             team.borrow_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
+
+    def _take_turn(self, team: _TeamQueue, slots: int, now: float) -> None:
+        team.turn_slots = slots
+        self._settle_turn_debt(now)
+        self._turns_taken += 1
+        self._turn_held_slots += slots
 
     def _sent(
         self, team: _TeamQueue, entry: _Entry, kind: SendKind, instance_id: str, grant: "Grant", now: float

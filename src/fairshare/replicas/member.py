@@ -283,6 +283,7 @@ class Member:
         if now >= self._welcome_until:
             self._leave(now)
         decisions = self._replica.tick()
+        self._see_whether_left(now)
         # While it hands over, the last state is saved before the lease is given back.
         if not (self._is_draining and self._saving is not None):
             call = self._keeper.next_call(now)
@@ -321,9 +322,7 @@ class Member:
         elif peer == self._joined and envelope.session == self._session_number:
             self._welcome_until = float("inf")
             decisions = self._replica.received(envelope.messages)
-            if self._replica.state is not ReplicaState.FOLLOWING:
-                self._joined = None
-                self._keeper.look_again(now)
+            self._see_whether_left(now)
         self._finish(decisions)
 
     def answered(self, call: StoreCall, answer: Lease | LeftBehind | bool | None) -> None:
@@ -376,7 +375,12 @@ class Member:
                     queue.pool.set_usage(team, cost_units * math.exp(-rate * age_seconds))
         estate = msgspec.msgpack.decode(left_behind.state, type=Estate) if left_behind.state else Estate({}, {})
         self._owner = owner = Owner(
-            epoch=self._keeper.epoch, queues=queues, estate=estate, options=self._options.owner, now=now
+            epoch=self._keeper.epoch,
+            queues=queues,
+            estate=estate,
+            options=self._options.owner,
+            now=now,
+            decides_until=lambda: self._keeper.decides_until,
         )
         self._save_at = now
         self._loop = Session(self._name, 0)
@@ -385,7 +389,7 @@ class Member:
         def exchange(messages: list[Message]) -> list[Message]:
             loop = self._loop
             at = self._ports.clock()
-            if self._keeper.decides(at):
+            if messages and self._keeper.decides(at):
                 owner.received(loop, messages, at)
                 self._ports.soon()
             said, loop.outbox = loop.outbox, []
@@ -448,6 +452,10 @@ class Member:
         self._welcome_until = now + JOIN_SECONDS
         announce = self._replica.connected()
         self._ports.send(owner, Envelope(self.lease, self._session_number, True, announce))
+
+    def _see_whether_left(self, now: float) -> None:
+        if self._joined is not None and self._replica.state is not ReplicaState.FOLLOWING:
+            self._leave(now)
 
     def _leave(self, now: float) -> None:
         self._joined = None

@@ -129,6 +129,8 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, tag=8):
     grants: Sequence[LiveGrant]
     held: Sequence[Submitted]
     """In the order of arrival."""
+    at: float = 0.0
+    """On the replica's clock; comes back in `Welcome`."""
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -137,6 +139,13 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag=9):
     heard: int
     """How many messages of the owner on this link were processed before this was said."""
     running: Sequence[str]
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Every second: how long may what the owner says be trusted?"""
+
+    at: float
+    """On the replica's clock."""
 
 
 # ---------------------------------------------------------------------- owner → replica
@@ -159,6 +168,9 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=20):
     replicas: int
     """How many there are, the owner among them."""
     pools: Sequence[PoolShown]
+    at: float = 0.0
+    trusted_seconds: float = 0.0
+    """As in `Trust`."""
 
 
 class Refresh(msgspec.Struct, frozen=True, array_like=True, tag=21):
@@ -167,6 +179,17 @@ class Refresh(msgspec.Struct, frozen=True, array_like=True, tag=21):
     saved: int
     replicas: int
     pools: Sequence[PoolShown]
+
+
+class Trust(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """The answer to `Beat`. What arrives before `at + trusted_seconds` was decided while this owner had the right to.
+
+    What arrives later may be older than the next owner, who does not know of it: it is not carried out.
+    """
+
+    at: float
+    """As the replica said it, on its clock: before the owner read its own."""
+    trusted_seconds: float
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag=22):
@@ -244,6 +267,7 @@ Message = (
     | Moved
     | Announce
     | Alive
+    | Beat
     | Welcome
     | Refresh
     | Sent
@@ -251,6 +275,7 @@ Message = (
     | Recalled
     | Denied
     | Resigned
+    | Trust
 )
 
 
@@ -291,3 +316,5 @@ class Estate(msgspec.Struct, frozen=True, array_like=True):
     """Replica → up to which number its charges are in the saved usage."""
     in_flight: dict[str, dict[str, dict[str, int]]]
     """Replica → pool → team → slots that run there."""
+    silent_seconds: dict[str, float] = {}
+    """Replica that is not heard of → until what it had in flight has ended for certain."""

@@ -23,6 +23,7 @@ from fairshare.replicas.messages import (
     Aborted,
     Alive,
     Announce,
+    Beat,
     Began,
     Cancelled,
     Denied,
@@ -38,9 +39,13 @@ from fairshare.replicas.messages import (
     Resigned,
     Sent,
     Submitted,
+    Trust,
     Waits,
     Welcome,
 )
+
+REMEMBERED_SECONDS = 86_400.0
+"""Which charges of a replica that is gone were counted is remembered for so long: it may only be cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +131,17 @@ class Owner:
         estate: Estate,
         options: OwnerOptions,
         now: float,
+        decides_until: Callable[[], float],
     ) -> None:
-        """`queues`: fresh ones, with the usage that the owner before saved. `estate`: what else it saved."""
+        """
+        Args:
+            epoch: of the lease.
+            queues: fresh ones, with the usage that the owner before saved.
+            estate: what else it saved.
+            options: times.
+            now: on the pools' clock, seconds.
+            decides_until: when the right to decide ends, as it is known when it is asked.
+        """
         self.epoch = epoch
         self.queues = queues
         self.repaired_total = 0
@@ -141,7 +155,8 @@ class Owner:
         """Replica → up to which number its charges are in the pools' usage."""
         self._saved: Mapping[str, int] = estate.counted
         """The same of the usage in the store."""
-        self._remembered_until: dict[str, float] = dict.fromkeys(estate.counted, now + options.longest_request_seconds)
+        self._decides_until = decides_until
+        self._remembered_until: dict[str, float] = dict.fromkeys(estate.counted, now + REMEMBERED_SECONDS)
         """Replica that is not connected → when it is certain that it will not come back with charges."""
         self._lost: dict[str, list[_Lost]] = {}
         """Replica → what it had in flight and has not announced again."""
@@ -150,8 +165,8 @@ class Owner:
         """Replicas that the owner before knew, which have not announced themselves yet."""
         self._shown_at = now
         self._resigned = False
-        until = now + options.longest_request_seconds
         for replica, by_pool in estate.in_flight.items():
+            until = now + estate.silent_seconds.get(replica, options.longest_request_seconds)
             lost = [
                 _Lost(pool, team, slots, until)
                 for pool, by_team in by_pool.items()
@@ -189,7 +204,7 @@ class Owner:
             return
         del self._sessions[session.replica]
         until = now + self._options.longest_request_seconds
-        self._remembered_until[session.replica] = until
+        self._remembered_until[session.replica] = now + REMEMBERED_SECONDS
         lost = self._lost.setdefault(session.replica, [])
         # All phantoms first: what ends below lets others go.
         for entry in session.entries.values():
@@ -197,7 +212,8 @@ class Owner:
                 each = _Lost(entry.pool, entry.submitted.team, entry.submitted.slots, until)
                 lost.append(each)
                 self.queues[each.pool].pool.add_phantoms(each.team, each.slots, until)
-        for entry in tuple(session.entries.values()):
+        # Then what is held, so that none of it goes when the rest ends.
+        for entry in sorted(session.entries.values(), key=lambda entry: entry.place is _Place.SENT):
             self._forget(entry)
         for aborting in session.aborting.values():
             for entry in aborting:
@@ -226,6 +242,8 @@ class Owner:
                     self._kept(session, message)
                 case Moved():
                     self._moved(session, message)
+                case Beat():
+                    session.say(Trust(message.at, max(0.0, self._decides_until() - now)))
                 case Alive():
                     self._alive(session, message)
                 case Announce():
@@ -251,7 +269,9 @@ class Owner:
             if until <= now:
                 del self._remembered_until[replica]
                 self._counted.pop(replica, None)
-                self._lost.pop(replica, None)
+        for replica, lost in tuple(self._lost.items()):
+            if all(each.until <= now for each in lost):
+                del self._lost[replica]
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do; None: nothing waits for time."""
@@ -284,11 +304,13 @@ class Owner:
             for entry in session.entries.values():
                 if entry.place is _Place.SENT:
                     add(replica, entry.pool, entry.submitted.team, entry.submitted.slots)
+        silent_seconds: dict[str, float] = {}
         for replica, lost in self._lost.items():
             for each in lost:
                 if each.until > now:
                     add(replica, each.pool, each.team, each.slots)
-        return used, Estate(dict(self._counted), in_flight)
+                    silent_seconds[replica] = max(silent_seconds.get(replica, 0.0), each.until - now)
+        return used, Estate(dict(self._counted), in_flight, silent_seconds)
 
     def saved(self, estate: Estate, now: float) -> None:
         """What `legacy` returned is in the store: the charges in it need not be kept by anybody else."""
@@ -312,7 +334,8 @@ class Owner:
         self._sessions[replica] = session
         self._missing.discard(replica)
         self._remembered_until.pop(replica, None)
-        session.say(Welcome(self.epoch, self._saved.get(replica, 0), self.replicas, self._shown()))
+        saved, trusted_seconds = self._saved.get(replica, 0), max(0.0, self._decides_until() - now)
+        session.say(Welcome(self.epoch, saved, self.replicas, self._shown(), message.at, trusted_seconds))
         counted = self._counted.get(replica, 0)
         for charge in message.charges:
             if charge.number > counted:
@@ -322,10 +345,7 @@ class Owner:
         for grant in message.grants:
             self._adopt(session, grant)
         # Now that they are counted as what they are.
-        for each in self._lost.pop(replica, ()):
-            if each.until > now:
-                for _ in range(each.slots):
-                    self.queues[each.pool].pool.drop_phantom(each.team)
+        self._drop_phantoms(self._lost.pop(replica, ()))
         for queue in self.queues.values():
             self._route(queue.capacity_changed())
         for submitted in message.held:
@@ -421,6 +441,17 @@ class Owner:
                 began=grant.began,
             )
         )
+
+    def _drop_phantoms(self, found: Iterable[_Lost]) -> None:
+        """Those that stood for one replica; others' of the same teams stay, with their ends."""
+        for pool_name, team in {(each.pool, each.team) for each in found}:
+            pool = self.queues[pool_name].pool
+            while pool.drop_phantom(team):
+                pass
+            for lost in self._lost.values():
+                for each in lost:
+                    if each.pool == pool_name and each.team == team:
+                        pool.add_phantoms(team, each.slots, each.until)
 
     def _forget(self, entry: _Entry) -> None:
         """Take a request out of its queue, without a charge."""

@@ -5,6 +5,7 @@ every event goes there and the decisions come back; without one the replica wait
 over its part of C, for a bounded time (degraded). Whatever it did then it announces to the next owner.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,7 @@ from fairshare.replicas.messages import (
     Aborted,
     Alive,
     Announce,
+    Beat,
     Began,
     Cancelled,
     Denied,
@@ -42,6 +44,7 @@ from fairshare.replicas.messages import (
     Resigned,
     Sent,
     Submitted,
+    Trust,
     Waits,
     Welcome,
 )
@@ -57,6 +60,8 @@ class ReplicaOptions:
     """So long it decides itself; then it refuses what is new and what it holds."""
     alive_every_seconds: float = 5.0
     """Between two lists of what runs."""
+    beat_every_seconds: float = 1.0
+    """Between two questions how long the owner may be trusted."""
 
 
 class ReplicaState(Enum):
@@ -141,6 +146,9 @@ class Replica:
         self._outbox: list[Message] = []
         self._heard = 0
         self._alive_at = 0.0
+        self._beat_at = 0.0
+        self._trusts_until = math.inf
+        """What arrives before was decided by an owner that had the right to."""
         self._instances: dict[str, dict[str, Instance]] = {pool: {} for pool in pools}
         self._exchange: Callable[[list[Message]], list[Message]] | None = None
         self._supervised: Callable[[str, Callable[[DispatchQueue], list[Decision]]], None] | None = None
@@ -190,6 +198,8 @@ class Replica:
         self._enter(ReplicaState.FOLLOWING, now)
         self._heard = 0
         self._alive_at = now + self._options.alive_every_seconds
+        self._beat_at = now + self._options.beat_every_seconds
+        self._trusts_until = math.inf
         self._outbox.clear()
         return [
             Announce(
@@ -197,6 +207,7 @@ class Replica:
                 tuple(self._charges.values()),
                 tuple(mine.grant() for mine in self._mine.values() if mine.sent),
                 tuple(mine.submitted for mine in self._mine.values() if not mine.sent),
+                now,
             )
         ]
 
@@ -227,7 +238,10 @@ class Replica:
     def received(self, messages: Iterable[Message]) -> list[Decision]:
         """The owner said something. If the state is not `FOLLOWING` afterwards, hang up and look for another."""
         decisions: list[Decision] = []
+        now = self._clock()
         for message in messages:
+            if self._exchange is None and now >= self._trusts_until:
+                self.disconnected()
             if self.state is not ReplicaState.FOLLOWING:
                 break
             self._heard += 1
@@ -245,7 +259,10 @@ class Replica:
                         self.disconnected()  # an owner of the past that does not know it yet
                         break
                     self.epoch = message.epoch
+                    self._trusts_until = message.at + message.trusted_seconds
                     self._refreshed(message)
+                case Trust():
+                    self._trusts_until = message.at + message.trusted_seconds
                 case Refresh():
                     self._refreshed(message)
                 case Resigned():
@@ -258,6 +275,13 @@ class Replica:
         """Time passed: call at `next_deadline()`."""
         now = self._clock()
         if self.state is ReplicaState.FOLLOWING:
+            if self._exchange is None:
+                if now >= self._trusts_until:
+                    self.disconnected()
+                    return []
+                if now >= self._beat_at:
+                    self._beat_at = now + self._options.beat_every_seconds
+                    self._say(Beat(now))
             if now >= self._alive_at:
                 self._alive_at = now + self._options.alive_every_seconds
                 running = tuple(request_id for request_id, mine in self._mine.items() if mine.sent)
@@ -280,7 +304,9 @@ class Replica:
         """When `tick` has something to do; None: nothing waits for time."""
         match self.state:
             case ReplicaState.FOLLOWING:
-                return self._alive_at
+                if self._exchange is not None:
+                    return self._alive_at
+                return min(self._alive_at, self._beat_at, self._trusts_until)
             case ReplicaState.WAITING:
                 return self._alone_since + self._options.degrade_after_seconds
             case ReplicaState.DEGRADED:
@@ -435,7 +461,9 @@ class Replica:
     def _recalled(self, message: Recalled, decisions: list[Decision]) -> None:
         mine = self._mine.get(message.id)
         if mine is None or not mine.sent:
-            return  # it ended meanwhile: the owner hears of that
+            # It ended meanwhile, as the owner hears; nothing of it is left at the engine.
+            self._say(Aborted(message.id))
+            return
         if mine.began:
             self._say(Kept(mine.grant()))
             return

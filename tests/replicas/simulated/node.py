@@ -1,0 +1,326 @@
+"""A model of one process: its clock, its requests and their engines, and the real machines of `fairshare.replicas`."""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from fairshare.core.decisions import (
+    Decision,
+    DispatchQueue,
+    Held,
+    HoldOptions,
+    Instance,
+    Recall,
+    Refused,
+    Request,
+    Send,
+)
+from fairshare.core.hold import HoldQueue
+from fairshare.core.pool import Pool
+from fairshare.core.priority import ServiceClass, Standing
+from fairshare.replicas.member import Member, StoreCall
+from fairshare.replicas.messages import OnLink
+from fairshare.replicas.replica import ReplicaState
+from replicas.simulated.network import Link
+
+if TYPE_CHECKING:
+    from replicas.simulated.world import World
+
+LONGEST_WAIT_SECONDS = 15.0
+
+
+class Call:
+    """One request of one client."""
+
+    def __init__(self, request: Request, pool: str, seconds: float) -> None:
+        self.request = request
+        self.pool = pool
+        self.seconds = seconds
+        """How long its engine needs."""
+        self.place = "held"
+        self.attempt = 0
+        """Counts sendings, so that what was planned for an earlier one is void."""
+        self.began = False
+        self.standing = Standing.BORROWING
+        self.degraded = False
+        """Whether a replica without an owner sent it."""
+        self.epoch = 0
+        """Whose decision it was, if not."""
+        self.instance_id = ""
+
+
+class Node:
+    """One life of one process. It is its own shell: the `Ports` of its member."""
+
+    def __init__(self, world: "World", place: int, life: int) -> None:
+        self.world = world
+        self.place = place
+        """Which machine, over all its lives."""
+        self.name = f"r{place}.{life}"
+        self.rng: random.Random = world.rng
+        self.rate = 1.0 + world.rng.uniform(-world.plan.clock_drift, world.plan.clock_drift)
+        self._offset_seconds = world.rng.uniform(0.0, 1e4)
+        self._from = world.timeline.now
+        self.is_alive = True
+        self.is_paused = False
+        self.is_draining = False
+        self.reaches_store = True
+        self.calls: dict[str, Call] = {}
+        self.charged: list[tuple[str, float]] = []
+        """(team, cost units) of its requests that ended, in the order in which they did."""
+        self._summed = (0, Counter[str]())
+        self._deferred: deque[Callable[[], None]] = deque()
+        self._links: dict[str, list[Link]] = {}
+        self._to_do: deque[Decision] = deque()
+        self._carrying_out = False
+        self._flushes = False
+        self._tick_at = float("inf")
+        self._ticks = 0
+        self.member = Member(
+            lease="a",
+            replica=self.name,
+            address=self.name,
+            settings=self.new_queues("a", 1),
+            ports=self,
+            options=world.plan.options,
+        )
+        self._arm()
+
+    # ------------------------------------------------------------------ what the world does to it
+
+    def does(self, do: Callable[[], None]) -> None:
+        """Everything that happens in the process goes through here: it may be stopped or dead."""
+        if not self.is_alive:
+            return
+        if self.is_paused:
+            self._deferred.append(do)
+            return
+        do()
+        self._arm()
+        self.world.happened(self)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        # As an event loop does it: first what came meanwhile, in order, then the timers.
+        while self._deferred and self.is_alive and not self.is_paused:
+            self.does(self._deferred.popleft())
+        self._arm()
+
+    def die(self) -> None:
+        self.is_alive = False
+        for links in self._links.values():
+            for link in links:
+                link.cut()
+
+    def drain(self) -> None:
+        self.is_draining = True
+        self.does(self.member.drain)
+
+    def linked(self, link: Link, peer: str) -> None:
+        def begins() -> None:
+            links = self._links.setdefault(peer, [])
+            links.append(link)
+            if len(links) == 1:
+                self.member.connected(peer)
+
+        self.does(begins)
+
+    def unlinked(self, link: Link, peer: str) -> None:
+        links = self._links.get(peer, [])
+        if link in links:
+            links.remove(link)
+            if not links:
+                self.member.disconnected(peer)
+
+    def heard(self, link: Link, peer: str, message: OnLink) -> None:
+        self.world.note(self, f"hears {message} of {peer}")
+        self.member.received(peer, message)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------ ports
+
+    def clock(self) -> float:
+        return self._offset_seconds + (self.world.timeline.now - self._from) * self.rate
+
+    def send(self, peer: str, message: OnLink) -> None:
+        links = self._links.get(peer)
+        if links:
+            links[-1].send(self, message)
+
+    def decided(self, decisions: list[Decision]) -> None:
+        self.carry_out(decisions)
+
+    def soon(self) -> None:
+        if not self._flushes:
+            self._flushes = True
+            self.world.timeline.after(0.0, lambda: self.does(self._flush))
+
+    def call(self, call: StoreCall) -> None:
+        self.world.note(self, f"asks the store: {call}")
+
+        def answered(answer: object) -> None:
+            def takes() -> None:
+                self.world.note(self, f"is answered {answer}")
+                self.member.answered(call, answer)  # type: ignore[arg-type]
+
+            self.does(takes)
+
+        if self.reaches_store:
+            self.world.database.call(call, answered)
+        else:
+            self.world.timeline.after(2.0, lambda: answered(None))
+
+    def owner_is(self, lease: str, owner: str, address: str) -> None:
+        pass  # everybody is linked to everybody anyway
+
+    def new_queues(self, lease: str, parts: int) -> Mapping[str, DispatchQueue]:
+        plan = self.world.plan
+        queues: dict[str, DispatchQueue] = {}
+        for name, capacity in plan.capacities.items():
+            pool = Pool(name, max(1, capacity // parts), plan.shares, plan.half_life_seconds, clock=self.clock)
+            fallback = queues.get(plan.fallbacks.get(name, ""))
+            queues[name] = HoldQueue(
+                pool,
+                options=HoldOptions(longest_wait_seconds=LONGEST_WAIT_SECONDS, abort_grace_seconds=0.05),
+                instances=[Instance(id=f"{name}.{i}", part_slots=capacity // 2, seats=capacity // 2) for i in (1, 2)],
+                fallback=fallback,  # type: ignore[arg-type]
+            )
+        return queues
+
+    # ------------------------------------------------------------------ its clients, engines and driver
+
+    def arrive(self, pool: str, team: str, seconds: float, service_class: ServiceClass) -> None:
+        def submits() -> None:
+            number = self.world.next_number()
+            request = Request(
+                id=f"q{number}",
+                team=team,
+                service_class=service_class,
+                recallable=self.rng.random() < 0.7,
+                body_bytes=10,
+            )
+            call = self.calls[request.id] = Call(request, pool, seconds)
+            self.world.submitted += 1
+            if self.rng.random() < 0.1:
+                self.world.timeline.after(self.rng.expovariate(0.5), lambda: self.does(lambda: self._leaves(call)))
+            self.world.note(self, f"gets {request.id} of {team}")
+            self.carry_out(self.member.queue(pool).submitted(request))
+
+        self.does(submits)
+
+    def carry_out(self, decisions: list[Decision]) -> None:
+        self._to_do += decisions
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._to_do:
+                self._do(self._to_do.popleft())
+        finally:
+            self._carrying_out = False
+
+    def _do(self, decision: Decision) -> None:
+        self.world.note(self, f"carries out {decision}")
+        call = self.calls.get(decision.request_id)
+        assert call is not None, f"{decision} is about a request that has ended"
+        match decision:
+            case Send():
+                assert call.place == "held", f"{call.request.id} is sent twice"
+                call.place, call.began = "sent", False
+                call.attempt += 1
+                call.standing, call.instance_id = decision.standing, decision.instance_id
+                replica = self.member._replica  # pyright: ignore[reportPrivateUsage]
+                call.degraded = replica.state is ReplicaState.DEGRADED
+                call.epoch = replica.epoch
+                if self.rng.random() < 0.03:
+                    other = self.member.queue(call.pool).reassigned(call.request.id, frozenset((call.instance_id,)))
+                    call.instance_id = other or call.instance_id
+                self._plan(call)
+            case Recall():
+                assert call.place == "sent", f"{call.request.id} is recalled as it is {call.place}"
+                assert not call.began, f"{call.request.id} is recalled after its first byte"
+                call.place = "held"
+                self.world.timeline.after(
+                    self.rng.uniform(0.0, 0.1),
+                    lambda: self.does(
+                        lambda: self.carry_out(self.member.queue(call.pool).aborted(call.request.id)),
+                    ),
+                )
+            case Refused():
+                assert call.place == "held", f"{call.request.id} is refused as it is {call.place}"
+                del self.calls[call.request.id]
+                self.world.refused[decision.reason] += 1
+            case Held():
+                pass
+
+    def _plan(self, call: Call) -> None:
+        attempt = call.attempt
+
+        def begins() -> None:
+            if call.place == "sent" and call.attempt == attempt and not call.began:
+                call.began = True
+                self.carry_out(self.member.queue(call.pool).first_byte(call.request.id))
+
+        def ends() -> None:
+            if call.place == "sent" and call.attempt == attempt:
+                self._ends(call, call.seconds)
+
+        self.world.timeline.after(call.seconds * 0.3, lambda: self.does(begins))
+        self.world.timeline.after(call.seconds, lambda: self.does(ends))
+
+    def _ends(self, call: Call, cost_units: float) -> None:
+        call.place = "ended"
+        del self.calls[call.request.id]
+        self.charged.append((call.request.team, cost_units))
+        self.world.served += 1
+        self.world.note(self, f"ends {call.request.id}")
+        self.carry_out(self.member.queue(call.pool).released(call.request.id, cost_units))
+
+    def charged_up_to(self, number: int) -> Mapping[str, float]:
+        """Team → what its first `number` requests that ended here consumed."""
+        count, sums = self._summed
+        if number < count:
+            count, sums = 0, Counter[str]()
+        for team, cost_units in self.charged[count:number]:
+            sums[team] += cost_units  # type: ignore[assignment]
+        self._summed = (max(count, min(number, len(self.charged))), sums)
+        return sums
+
+    def _leaves(self, call: Call) -> None:
+        """Its client does."""
+        if call.place == "sent":
+            self._ends(call, call.seconds / 2)
+        elif call.place == "held" and call.request.id in self.calls:
+            call.place = "ended"
+            del self.calls[call.request.id]
+            self.world.cancelled += 1
+            self.carry_out(self.member.queue(call.pool).cancelled(call.request.id))
+
+    # ------------------------------------------------------------------ time
+
+    def _flush(self) -> None:
+        self._flushes = False
+        self.member.flush()
+
+    def _arm(self) -> None:
+        due = self.member.next_deadline()
+        if due == float("inf"):
+            return
+        at = max(self.world.timeline.now + 0.001, self.world.timeline.now + (due - self.clock()) / self.rate + 1e-6)
+        if at < self._tick_at - 1e-9:
+            self._tick_at = at
+            self.world.timeline.at(at, lambda: self._timer(at))
+
+    def _timer(self, at: float) -> None:
+        if at == self._tick_at:
+            self._tick_at = float("inf")
+            self.does(self._tick)
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        # A timer every millisecond of the whole run would be a machine that spins.
+        assert self._ticks < 1_000 + 100 * self.world.timeline.now, f"{self.name} ticks without end"
+        self.member.tick()
