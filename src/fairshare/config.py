@@ -28,6 +28,7 @@ from fairshare.core.priority import ServiceClass
 from fairshare.errors import OperatorError
 from fairshare.gateway.engine_url import WHAT as engine_url_form
 from fairshare.gateway.engine_url import engine_url
+from fairshare.gateway.kinds import DEFAULT_THRESHOLD, SglangFlags
 from fairshare.gateway.options import (
     Address,
     AdminSpec,
@@ -103,6 +104,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "api_key_file",
         "ca_file",
         "kind",
+        "low_values_first",
+        "preemption_threshold",
     ),
     "pools[].instances[].kubernetes": ("service", "namespace", "port"),
     "instances_file[]": ("url", "max_num_seqs"),
@@ -1023,12 +1026,20 @@ def _instance_or_source(place: _Place) -> InstanceSpec | InstanceSource:
     if "ca_file" in fields and (url.startswith("http:") or (ways == ["srv"] and scheme == "http")):
         found = url or "scheme: http"
         place.report.problem(fields.where("ca_file"), f"{found} is not encrypted; write https or leave ca_file out")
+    kind = fields.read("kind", lambda at: _choice(at, EngineKind), EngineKind.VLLM)
+    for key in ("low_values_first", "preemption_threshold"):
+        if key in fields and kind is not EngineKind.SGLANG:
+            place.report.problem(fields.where(key), "belongs to SGLang; write kind: sglang or leave it out")
     engine = InstanceSpec(
         url=url,
         max_num_seqs=fields.read("max_num_seqs", _positive, None),
         api_key=_secret(fields, "api_key", "api_key_file"),
         ca_file=fields.read("ca_file", _ca_file, None),
-        kind=fields.read("kind", lambda at: _choice(at, EngineKind), EngineKind.VLLM),
+        kind=kind,
+        sglang=SglangFlags(
+            low_values_first=fields.read("low_values_first", _truth, False),
+            preemption_threshold=fields.read("preemption_threshold", _natural, DEFAULT_THRESHOLD),
+        ),
     )
     match ways:
         case ["dns"]:

@@ -225,7 +225,7 @@ def test_the_engine_gets_our_priority_on_every_attempt_and_a_fallback_outside_th
             {"model_name": "elsewhere", "litellm_params": _at("hosted_vllm/elsewhere", other.url)},
         ]
         config["litellm_settings"] |= {"num_retries": 1, "fallbacks": [{"tiny": ["elsewhere"]}]}
-        config["general_settings"] = {"forward_client_headers_to_llm_api": True}
+        config["general_settings"] |= {"forward_client_headers_to_llm_api": True}
         with litellm(json.dumps(config), poor, tmp_path) as proxy:  # pyright: ignore[reportArgumentType]
 
             async def main() -> None:

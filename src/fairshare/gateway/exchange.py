@@ -21,13 +21,16 @@ from fairshare.core.decisions import DispatchQueue, Held, Recall, Refused, Reque
 from fairshare.core.priority import Standing
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver
 from fairshare.gateway.explain_header import explained, refused_after_waiting
-from fairshare.gateway.options import PoolSpec, TokenEstimates
+from fairshare.gateway.kinds import sglang_priority
+from fairshare.gateway.options import EngineKind, PoolSpec, TokenEstimates
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.gateway.token_count import question_for
 from fairshare.gateway.upstream import Loss, UpstreamConnection
 from fairshare.wire.body import BodyFacts, rewrite_body
 from fairshare.wire.endpoints import Endpoint
 from fairshare.wire.headers import (
+    SGLANG_PRIORITY_HEADER,
+    VLLM_PRIORITY_HEADER,
     ResponseHeaders,
     fairshare_lines,
     upstream_head,
@@ -471,13 +474,18 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         connection.begin(self)
         upload = self.upload
         served_name = self.serving.spec.models.get(self.record.model, self.record.model)
+        priority, priority_header = self.record.priority, VLLM_PRIORITY_HEADER
+        if connection.home.spec.kind is EngineKind.SGLANG:
+            priority_header = SGLANG_PRIORITY_HEADER
+            if priority is not None:
+                priority = sglang_priority(priority, connection.home.spec.sglang)
         if upload is None:
             try:
                 body = rewrite_body(
                     self.endpoint,
                     self.body,
                     self.facts,
-                    priority=self.record.priority,
+                    priority=priority,
                     served_name=served_name,
                     cache_salt=self._cache_salt,
                 )
@@ -499,7 +507,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 host=connection.home.host,
                 request_id=self.record.id,
                 forwarded=self.forwarded,
-                priority=self.record.priority,
+                priority=priority,
+                priority_header=priority_header,
                 api_key=connection.home.spec.api_key,
                 content_length=content_length,
             )

@@ -38,6 +38,9 @@ FORWARDED_UP = (
 )
 """A client's headers that go to the engine, unless `Connection` names them."""
 
+VLLM_PRIORITY_HEADER = b"x-vllm-priority"
+SGLANG_PRIORITY_HEADER = b"x-override-priority"
+
 _READ_ONCE = frozenset(
     {
         b"authorization",
@@ -188,6 +191,7 @@ def upstream_head(
     request_id: str,
     forwarded: bytes = b"",
     priority: int | None = None,
+    priority_header: bytes = VLLM_PRIORITY_HEADER,
     api_key: str | None = None,
     content_length: int | None = None,
 ) -> bytes:
@@ -196,7 +200,7 @@ def upstream_head(
     `priority` None: no priority at all. `api_key`: the engine's own, never a client's. `content_length` None: the
     body comes in chunks (with `method` GET: there is none). Asks for no compression, since usage is read on the way.
     """
-    opening = _opening(method, path, host, priority, api_key)
+    opening = _opening(method, path, host, priority, priority_header, api_key)
     if content_length is not None:
         return b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             opening,
@@ -209,11 +213,13 @@ def upstream_head(
 
 
 @lru_cache(PREPARED)
-def _opening(method: str, path: str, host: bytes, priority: int | None, api_key: str | None) -> bytes:
+def _opening(
+    method: str, path: str, host: bytes, priority: int | None, priority_header: bytes, api_key: str | None
+) -> bytes:
     """The lines that are the same for many requests to an instance."""
     lines = [f"{method} {path} HTTP/1.1".encode(), b"host: " + host, b"accept-encoding: identity"]
     if priority is not None:
-        lines.append(b"x-vllm-priority: %d" % priority)
+        lines.append(b"%b: %d" % (priority_header, priority))
     if api_key is not None:
         lines.append(b"authorization: Bearer " + api_key.encode())
     return b"\r\n".join([*lines, b""])
