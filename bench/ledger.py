@@ -3,11 +3,12 @@
     python bench/ledger.py --records 1000000
 
 Prints microseconds of CPU per record (all threads: what a gateway spends on it beside the request itself, which
-bench/gateway.py measures), and the seconds of each report.
+bench/gateway.py measures), how late the event loop was meanwhile, and the seconds of each report.
 """
 
 import argparse
 import asyncio
+import statistics
 import tempfile
 import time
 from datetime import UTC
@@ -54,6 +55,19 @@ def record(number: int) -> RequestRecord:
     )
 
 
+class Lateness:
+    """How late the event loop runs what is due: what the writer of the account keeps from the requests."""
+
+    def __init__(self) -> None:
+        self.worst_seconds = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            due = time.perf_counter() + 0.001
+            await asyncio.sleep(0.001)
+            self.worst_seconds = max(self.worst_seconds, time.perf_counter() - due)
+
+
 async def main(count: int, folder: Path) -> None:
     database = Database(SqliteFile(folder / "bench.sqlite3"))
     pool = Pool("chat", 64, {f"team{n}": "1/20" for n in range(20)}, 7 * 86400.0)
@@ -61,18 +75,27 @@ async def main(count: int, folder: Path) -> None:
         database, pools=lambda: {"chat": pool}, wall=time.time, keep_seconds=1e12, max_pending=count, batch_seconds=1e9
     )
     await ledger.start()
+    late = Lateness()
+    watching = asyncio.create_task(late.watch())
+    latenesses: list[float] = []
     cpu = wall = 0.0
     for first in range(0, count, BATCH_RECORDS):
         batch = [record(number) for number in range(first, min(count, first + BATCH_RECORDS))]
+        await asyncio.sleep(0.002)  # the lateness that making them caused is not of interest
+        late.worst_seconds = 0.0
         cpu_begin, wall_begin = time.process_time(), time.perf_counter()
         for each in batch:
             ledger.finished(each)
         await ledger.flush()
         cpu += time.process_time() - cpu_begin
         wall += time.perf_counter() - wall_begin
+        latenesses.append(late.worst_seconds)
+    watching.cancel()
     size = sum(path.stat().st_size for path in folder.iterdir())  # noqa: ASYNC240
     print(f"{count} records, {size / count:.0f} bytes each")
     print(f"written with {cpu / count * 1e6:.1f} us of CPU per record, {count / wall:,.0f} records/s")
+    late_ms = statistics.median(latenesses) * 1e3
+    print(f"meanwhile the event loop was late by {late_ms:.1f} ms (the worst of each batch, median)")
     store = LedgerStore(database)
     span = Span(BEGIN, BEGIN + count * SECONDS_APART + 3600)
     for by in ((), ("team",), ("team", "key", "model"), ("organisation", "team", "project", "key", "tag", "pool")):

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,31 @@ def test_what_is_written_comes_back_as_it_was(run: Run) -> None:
         assert await exported(store) == [
             *sorted(rows, key=lambda each: (each.ended_at, each.writer)),
         ]
+
+    run(main)
+
+
+def test_rows_of_a_batch_are_made_as_they_are_written_so_that_other_tasks_run_in_between(run: Run) -> None:
+    async def main(database: Database) -> None:
+        made = 0
+        seen: set[int] = set()
+
+        def rows() -> Iterator[LedgerRow]:
+            nonlocal made
+            for made in range(1, 451):
+                yield row(made)
+
+        async def looks() -> None:
+            while True:
+                seen.add(made)
+                await asyncio.sleep(0)
+
+        store = LedgerStore(database)
+        looking = asyncio.create_task(looks())
+        await store.write(rows(), [], {})
+        looking.cancel()
+        assert seen == {0, *range(100, 401, 100), 450}
+        assert [each.number for each in await exported(store)] == [*range(1, 451)]
 
     run(main)
 

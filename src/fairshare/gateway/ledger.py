@@ -219,7 +219,8 @@ class Ledger:
 
     async def _write_batch(self) -> None:
         batch = list(islice(self._pending, BATCH_RECORDS))
-        rows = [self._row(record, self._first_number + index) for index, record in enumerate(batch)]
+        # Not a list: a thousand rows made at once would keep the event loop for milliseconds.
+        rows = (self._row(record, self._first_number + index) for index, record in enumerate(batch))
         used = {record.key_id: record.arrived_at for record in batch if record.key_id}
         await self._store.write(rows, self._usage_of(batch), used)
         for _ in batch:

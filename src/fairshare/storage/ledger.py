@@ -1,6 +1,7 @@
 """The account of every request, and the usage that goes with it."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,6 +16,10 @@ from fairshare.storage.schema import ledger, months, usage
 
 EXPORT_PAGE = 5000
 """Rows that are read at once: memory stays small, and no transaction stays open for long."""
+
+ROWS_AT_ONCE = 100
+"""Rows of one batch that are inserted without a pause. SQLite's driver keeps the interpreter to itself for as long as it
+binds them, 9 µs a row, and whatever the event loop has to do waits."""
 
 REPORT_SECONDS = 120.0
 """How long a sum over the ledger may take; it runs beside everything else."""
@@ -119,6 +124,13 @@ class MonthsInTheWay(Exception):
         self.ends_at = ends_at
 
 
+def _pieces(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows in lists of at most `size`, each made when it is asked for."""
+    rest = iter(rows)
+    while piece := list(islice(rest, size)):
+        yield piece
+
+
 class LedgerStore:
     """Reads and writes the account."""
 
@@ -135,15 +147,15 @@ class LedgerStore:
 
     # ------------------------------------------------------------------ writing
 
-    async def write(self, rows: Sequence[LedgerRow], used: Iterable[UsageRow], keys_used: Mapping[str, float]) -> None:
+    async def write(self, rows: Iterable[LedgerRow], used: Iterable[UsageRow], keys_used: Mapping[str, float]) -> None:
         """One batch: rows (each counts once, however often it is written), usage, and when keys were last used.
 
         Raises:
             StoreUnavailable: nothing of it was written, or it is unknown whether all of it was; write it again.
         """
         async with self._database.writing() as connection:
-            if rows:
-                await connection.exec_driver_sql(self._insert, [msgspec.structs.astuple(row) for row in rows])
+            for piece in _pieces(map(msgspec.structs.astuple, rows), ROWS_AT_ONCE):
+                await connection.exec_driver_sql(self._insert, piece)
             saved = [msgspec.structs.asdict(row) for row in used]
             if saved:
                 await connection.execute(self._save_usage, saved)
