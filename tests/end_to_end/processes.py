@@ -119,8 +119,9 @@ class EngineProcess(Process):
 class GatewayProcess(Process):
     """`fairshare serve`."""
 
-    def __init__(self, config: Path, *, open_files: int | None = None) -> None:
-        super().__init__("serve", "-c", str(config), "--log-format", "json", open_files=open_files)
+    def __init__(self, config: Path, *, open_files: int | None = None, workers: int = 1) -> None:
+        count = ["--workers", str(workers)] if workers > 1 else []
+        super().__init__("serve", "-c", str(config), "--log-format", "json", *count, open_files=open_files)
         ready: dict[str, str] = json.loads(self.line(self.err, "is ready"))
         self.url = f"http://{ready['listen']}"
         self.admin_url = f"http://{ready['admin']}"
