@@ -13,7 +13,7 @@ from fairshare.accounts.rights import Actor
 from fairshare.accounts.service import Accounts
 from fairshare.gateway.accounts import LiveAccounts
 from fairshare.gateway.accounts_api import OPERATIONS, AccountsApi, openapi
-from fairshare.gateway.admin import Page, admin_app
+from fairshare.gateway.admin import Document, Pages, admin_app
 from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.ports import Counters
@@ -42,7 +42,7 @@ class Site:
             pools=lambda: (),
             metrics=Metrics(lambda: (), lambda: counters),
             not_ready=lambda: None,
-            page=Page(html=b"", content_security_policy=""),
+            pages=Pages(documents={"/": Document(b"", "text/html")}, content_security_policy=""),
             key=lambda: "the-admin-key",
             accounts=AccountsApi(self.service, ledger_store, wall).routes(),
             operator=self.live.operator,
@@ -231,7 +231,7 @@ def test_without_an_admin_key_the_loopback_port_lets_everybody_in(
             pools=lambda: (),
             metrics=Metrics(lambda: (), lambda: counters),
             not_ready=lambda: None,
-            page=Page(html=b"", content_security_policy=""),
+            pages=Pages(documents={"/": Document(b"", "text/html")}, content_security_policy=""),
             key=lambda: None,
             accounts=AccountsApi(site.service, LedgerStore(site.database), site.wall).routes(),
         )
