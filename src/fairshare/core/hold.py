@@ -121,9 +121,12 @@ class _Entry:
         "weight",
     )
 
+    # Set when it is held.
+    held_since: float
+    """When it began to wait, the last time."""
     too_late_at: float
-    """When it will have waited too long, if it is held."""
-    # What it is while it is dispatched, set when it is sent.
+    """When it will have waited too long."""
+    # Set when it is sent.
     team: "_TeamQueue"
     """The record of its team in `queue`."""
     grant: "Grant"
@@ -137,16 +140,15 @@ class _Entry:
     estimate_slot_seconds: float
     """What its tag was moved by, times `weight`."""
 
-    def __init__(self, request: Request, home: "HoldQueue", sequence: int, now: float) -> None:
+    def __init__(self, request: Request, home: "HoldQueue", sequence: int) -> None:
         self.request = request
         self.home = home
         """The queue it was submitted to."""
         self.queue: HoldQueue | None = None
         """The queue whose capacity it uses (its home's or the fallback's); None: held."""
         self.sequence = sequence
-        self.held_since = now
         self.waited_seconds = 0.0
-        """How long it was held before `held_since`: it was taken back."""
+        """How long it was held before it was sent."""
         self.recalled = False
 
 
@@ -412,7 +414,7 @@ class HoldQueue:
             decisions.append(self._refused(request_id, RefusalReason.NO_INSTANCE, 0, 1))
             return decisions
         team = self._teams.get(request.team) or self._team(request.team)
-        entry = self._entries[request_id] = _Entry(request, self, self._next_sequence, now)
+        entry = self._entries[request_id] = _Entry(request, self, self._next_sequence)
         self._next_sequence += 1
         changed = self._changed
         # The short way of what most requests are, an owner's with nothing of its team held: what `_pump` would do with
@@ -527,7 +529,7 @@ class HoldQueue:
         now = self._pool.begin()
         decisions: list[Decision] = self._due(now) if now >= self._due_at else []
         team = self._teams.get(request.team) or self._team(request.team)
-        entry = self._entries[request.id] = _Entry(request, self, self._next_sequence, now)
+        entry = self._entries[request.id] = _Entry(request, self, self._next_sequence)
         self._next_sequence += 1
         entry.weight = 0.0
         borrowing = standing is Standing.BORROWING
@@ -584,7 +586,7 @@ class HoldQueue:
     def next_deadline(self) -> float | None:
         """When the longest wait ends, a recalled seat is free, a wide request is due or a phantom ends."""
         wide_due = self._wide_due.priorities
-        if not (self._held or self._guests or self._abort_ends or wide_due or self._turn_debt_slot_seconds):
+        if not (self._held or self._guests or self._abort_ends):
             return None  # the most common answer, asked for at every event
         deadline = math.inf
         if self._held:
@@ -677,7 +679,10 @@ class HoldQueue:
         )
 
     def _only_waits(self, team: _TeamQueue, request: Request) -> bool:
-        """The short way under load: behind others of its team in a full pool, a request changes nobody's place."""
+        """The short way under load: a narrow request behind others of its team changes nobody's place.
+
+        Nothing has changed since the others were left waiting, so there is no room for it either.
+        """
         return not (
             not team.held
             or request.slots != 1
@@ -688,8 +693,6 @@ class HoldQueue:
             or self._turn_debt_slot_seconds
             or self._fallback is not None
             or self._generation != self._pool.generation
-            or team.whole_slots > team.counted_slots()
-            or self._has_room()
         )
 
     def _guests_wait(self) -> bool:
@@ -883,8 +886,6 @@ class HoldQueue:
                     entry = self._next_entry(team)
                     kind = SendKind.OWNER if entry.request.slots <= free_slots else SendKind.WIDE
                 self._send(team, entry, kind, now, decisions)
-                if kind is SendKind.WIDE:
-                    self._refresh_credit(team, team.whole_slots - team.counted_slots(), now)
                 free_slots = team.whole_slots - team.counted_slots()
         if team.wide_counts or team.held_slots > team.held:
             self._refresh_credit(team, free_slots, now)
@@ -917,7 +918,7 @@ class HoldQueue:
         team.credit_slot_seconds = min(owed_at_most, self._credit(team, now)) if team.whole_slots else 0.0
         team.credit_at = now
         # What it holds above its whole slots is a debt only as far as wide requests brought it there, not borrowing.
-        rate_slots = free_slots if free_slots > 0 else max(free_slots, -team.wide_slots)
+        rate_slots = max(free_slots, -team.wide_slots)
         counts = bool(waits or team.wide_slots or team.credit_slot_seconds)
         team.credit_rate_slots = float(rate_slots) if counts and team.whole_slots else 0.0
         team.wide_waits, team.wide_counts = waits, counts
@@ -1148,7 +1149,6 @@ class HoldQueue:
             seconds, cost_units_per_slot = slot_seconds / slots, consumed_cost_units / slots
             team.estimates.add(seconds, cost_units_per_slot)
             self._estimates.add(seconds, cost_units_per_slot)
-        entry.queue = None
 
     def _refresh_above(self, team: _TeamQueue) -> None:
         """Keep the order in which teams are recalled from: most slots above its share first."""
@@ -1268,7 +1268,7 @@ class HoldQueue:
 
     def _level_fairshare(self, team: _TeamQueue) -> float:
         """LF = S / U over the pool's teams, with provisional charges."""
-        consumed = self._consumed.get(team.name, 0.0)
+        consumed = self._consumed[team.name]
         if consumed <= 0.0:
             return math.inf
         return team.state.share / self._shares_total * self._consumed_total / consumed
