@@ -92,6 +92,12 @@ BENCH ?=
 bench: $(STAMP) $(PEERS_STAMP) ## what the gateway costs beside vllm-router and the direct path (minutes); BENCH="--help"
 	$(BIN)/python bench/gateway.py $(BENCH)
 
+test-replicas: $(STAMP) ## two machines that share their pools: killed, stopped, cut off, without a store (minutes)
+	$(BIN)/python -m pytest -m replicas --timeout=300 -s tests/end_to_end
+
+bench-replicas: $(STAMP) ## what a decision costs that another process makes, and requests/s of 1, 2 and 4 workers (minutes)
+	$(BIN)/python bench/replicas.py $(BENCH)
+
 bench-core: $(STAMP) ## what one decision costs
 	$(BIN)/python bench/core.py $(BENCH)
 

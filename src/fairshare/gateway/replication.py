@@ -300,6 +300,8 @@ class _Ports:
         self._timer_at = 0.0
         self._is_soon = False
         self._role = Role.WAITING
+        self._said: tuple[str, int] | None = None
+        """The owner, and its epoch, that the log named last."""
         self._ended = False
         self.member: Member
         self.settled = asyncio.Event()
@@ -389,11 +391,14 @@ class _Ports:
             self.settled.set()
         status = self.member.status()
         pools = ", ".join(self.member.pools)
+        if role in (Role.OWNER, Role.FOLLOWER):
+            owned = (status.owner, status.epoch)
+            if owned != self._said or before in (Role.DEGRADED, Role.NO_OWNER):
+                who = "This replica" if role is Role.OWNER else f"Replica {status.owner}"
+                log.info("%s decides for %s now, epoch %d.", who, pools, status.epoch)
+            self._said = owned
+            return
         match role:
-            case Role.OWNER:
-                log.info("This replica decides for %s now, epoch %d.", pools, status.epoch)
-            case Role.FOLLOWER:
-                log.info("Replica %s decides for %s now, epoch %d.", status.owner, pools, status.epoch)
             case Role.DEGRADED:
                 log.error(
                     "Nobody decides for %s who could be reached: this replica decides alone, over 1/%d of the slots, "
