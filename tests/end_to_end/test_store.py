@@ -37,11 +37,11 @@ class Site:
         self.config = folder / "fairshare.yaml"
         self.config.write_text(CONFIG.format(engine=engine.url, key=entry, store=store))
 
-    def ask(self, gateway: GatewayProcess, content: str = "hello") -> str:
+    def ask(self, gateway: GatewayProcess, content: str = "hello", *, request_id: str = "") -> str:
         """Asks, and returns what the engine said."""
         answer = httpx.post(
             f"{gateway.url}/v1/chat/completions",
-            headers={"Authorization": f"Bearer {self.key}"},
+            headers={"Authorization": f"Bearer {self.key}", "x-request-id": request_id},
             json={"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": content}]},
             timeout=30,
         )
@@ -153,3 +153,32 @@ def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_th
         assert canary not in place
         assert said not in place
         assert secret not in place
+
+
+def test_history_and_old_requests_are_there_after_a_restart(engine: EngineProcess, tmp_path: Path) -> None:
+    site = Site(tmp_path, engine, "sqlite:history.sqlite3")
+
+    def history(gateway: GatewayProcess) -> dict[str, Any]:
+        answer = httpx.get(f"{gateway.admin_url}/api/v1/history?pool=chat&seconds=172800&team=search")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def explained(gateway: GatewayProcess) -> dict[str, Any]:
+        answer = httpx.get(f"{gateway.admin_url}/api/v1/explain?of=asked-before")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        site.ask(gateway, request_id="asked-before")
+        assert explained(gateway)["steps"][1]["numbers"]["capacity"] == 8
+        eventually(lambda: len(history(gateway)["at"]) > 0, "the first look")
+        ended_at = history(gateway)["at"][-1]
+        gateway.signal(signal.SIGTERM)
+        assert gateway.wait() == 0
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        restored = history(gateway)
+        assert restored["kept"]
+        assert restored["at"][0] >= ended_at - 60.0
+        assert restored["teams"]["search"]["owns"][0] == 4.0
+        assert [step["what"] for step in explained(gateway)["steps"]] == ["arrived", "sent", "ended"]
+        assert "older than the decision log" in explained(gateway)["steps"][1]["sentence"]

@@ -58,6 +58,7 @@ class Live:
         self._sleep = sleep
         self._version = version("fairshare")
         self._looked = asyncio.Event()
+        self._looks = 0
         self._last: State | None = None
         self._encoded: bytes | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,8 +96,11 @@ class Live:
         self.watchers += 1
         try:
             while not self._ended and (data := render()) is not None:
+                seen = self._looks
                 yield b"data: " + data + b"\n\n"
-                await self._looked.wait()
+                # Whoever took longer than a second to send that gets the newest at once.
+                while self._looks == seen and not self._ended:
+                    await self._looked.wait()
         finally:
             self.watchers -= 1
 
@@ -121,6 +125,7 @@ class Live:
         """A second has passed."""
         self._last = self.state()
         self._encoded = None
+        self._looks += 1
         self._history.add(self._last.at, self._last.pools)
         self._wake()
 

@@ -38,6 +38,17 @@ const TEAM_COLUMNS = [
   { key: "budget", label: "budget left", title: "The least of its budgets; as a part of the hard amount", value: (t, left) => left ?? Infinity, text: (_, left) => (left === null ? "–" : percent.format(Math.round(left * 100) / 100)) },
 ];
 
+const REPLICA_ROLES = {
+  owner: "this replica decides", taking: "this replica takes over", follower: "another replica decides", waiting: "waits for the replica that decides",
+  degraded: "this replica decides alone (degraded)", no_owner: "no replica decides",
+};
+
+// Which replica decides, where there are several.
+function replicas(replication) {
+  if (!replication) return "";
+  return REPLICA_ROLES[replication.role] ?? replication.role;
+}
+
 class TeamRow {
   constructor(name, choose) {
     this.points = [];
@@ -104,7 +115,7 @@ class TeamRow {
 const INSTANCE_COLUMNS = [
   { key: "id", label: "engine" },
   { key: "health", label: "health" },
-  { key: "part", label: "part of C" },
+  { key: "part", label: "part of C", title: "In brackets: by how much adaptive capacity holds it below", text: (i) => (i.trimmed ? `${whole.format(i.part)} (−${whole.format(i.trimmed)})` : whole.format(i.part)) },
   { key: "seats", label: "seats", title: "What it runs at most" },
   { key: "in_flight", label: "in flight", title: "Slots that this gateway has there" },
   { key: "running", label: "runs", title: "As the engine reports" },
@@ -237,7 +248,7 @@ class PoolView {
     const lent = pool.teams.reduce((total, team) => total + borrowed(team), 0);
     const phantoms = pool.teams.reduce((total, team) => total + team.phantoms, 0);
     const half = pool.half_life_seconds > 0 ? `usage halves in ${seconds(pool.half_life_seconds)}` : "usage never decays";
-    write(this.subtitle, [`dispatch ${pool.dispatch}`, `models ${pool.models.join(", ")}`, `usage in ${pool.cost_unit}`, half, pool.fallback === null ? "" : `falls back to ${pool.fallback}`].filter(Boolean).join(" · "));
+    write(this.subtitle, [`dispatch ${pool.dispatch}`, `models ${pool.models.join(", ")}`, `usage in ${pool.cost_unit}`, half, replicas(pool.replication), pool.fallback === null ? "" : `falls back to ${pool.fallback}`].filter(Boolean).join(" · "));
     this.fact("slots", whole.format(pool.in_flight), ` of ${whole.format(pool.capacity)}${pool.saturated ? ", saturated" : ""}`);
     this.fact("borrowed", whole.format(lent), "");
     this.fact("held", whole.format(pool.held), pool.dispatch === "observe" ? " would wait" : "");
