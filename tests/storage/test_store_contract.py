@@ -474,3 +474,15 @@ def test_history_that_is_too_old_is_forgotten(run: Run) -> None:
         assert [row.began_at for row in await store.since(0.0)] == [300.0, 360.0, 420.0, 480.0, 540.0]
 
     run(main)
+
+
+def test_the_last_requests_with_an_id_come_back_newest_first(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        rows = [row(number, request_id="again" if number % 2 else f"r{number}") for number in range(30)]
+        await store.write(rows, [], {})
+        found = await store.with_id("again")
+        assert [each.number for each in found] == [29, 27, 25, 23, 21, 19, 17, 15, 13, 11]
+        assert await store.with_id("never") == []
+
+    run(main)
