@@ -198,6 +198,12 @@ def test_a_budget_counts_what_was_charged_before_it_was_known_here_once(tmp_path
             site.admit(made.key, prompt_tokens=11, max_tokens=0)
         assert refused.value.problem.code == "budget_exhausted"
         assert "is 100, and 90 is used" in refused.value.message
+        running = site.admit(made.key, prompt_tokens=4, max_tokens=0)
+        (shown,) = site.live.budgets(["team:search"])
+        assert (shown.hard, shown.used, shown.reserved, shown.left) == (100.0, 90.0, 4.0, 6.0)
+        assert (shown.period, shown.resets_at, shown.borrows_only) == ("total", None, False)
+        assert site.live.budgets(["team:ads"]) == []
+        running.end(0)
 
         await site.ledger.flush()
         again = Site(tmp_path / "fairshare.sqlite3")
