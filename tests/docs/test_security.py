@@ -1,13 +1,16 @@
-"""SECURITY.md names tests that exist."""
+"""SECURITY.md and the page of faults name tests that exist."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_test_that_the_threat_model_names_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text("utf-8")))
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/reference/faults.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text("utf-8")))
     there = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -75,5 +75,33 @@ def test_when_the_last_file_is_gone_requests_are_answered_503_and_no_engine_is_b
         assert gateway.metric("fairshare_in_flight") == 0
 
 
+def test_when_no_file_is_left_to_accept_with_new_clients_are_closed_and_nobody_else_notices(written: Written) -> None:
+    with started(lambda: GatewayProcess(written.config)) as gateway, ExitStack() as open_sockets:
+        connected = open_sockets.enter_context(connect(gateway))
+        models = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n" % key(written)
+        connected.sendall(models)
+        assert connected.recv(65536).startswith(b"HTTP/1.1 200 ")
+        taken = {int(path.name) for path in Path(f"/proc/{gateway.pid}/fd").iterdir()}
+        next_one = next(number for number in count() if number not in taken)
+        hard = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (next_one, hard))
+        answers: list[bytes] = []
+        for _ in range(30):
+            client = open_sockets.enter_context(connect(gateway))
+            try:
+                client.sendall(models)
+                answers.append(client.recv(65536))
+            except ConnectionError:
+                answers.append(b"")
+        # What health checks give back lets one or another in; the rest is closed at once, and nobody is left waiting.
+        assert all(not answer or answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 ")) for answer in answers), answers
+        assert answers.count(b"") >= 15
+        connected.sendall(models)
+        assert connected.recv(65536).startswith(b"HTTP/1.1 200 ")
+        resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        eventually(lambda: ask(gateway, written).status_code == 200, "there are files again")
+        assert gateway.metric("fairshare_in_flight") == 0
+
+
 def key(written: Written) -> bytes:
     return written.keys["search"].encode()

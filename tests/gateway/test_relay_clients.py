@@ -749,3 +749,37 @@ def test_a_head_that_came_on_another_connection_is_recognised_and_its_key_is_sti
             assert (await client.read()).code == "invalid_api_key"
 
     run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_sending_side_has_left(stream: bool) -> None:
+    async def main() -> None:
+        async with Rig.started() as rig:
+            rig.engine.script = forever
+            client = await rig.client()
+            await client.send(request_bytes(body=STREAM if stream else None))
+            await rig.engine.received(1)
+            client.writer.write_eof()  # it could still read, and so could one that was killed
+            record = await rig.kept.wait(1)
+            assert (record.outcome, record.reason, record.status) == (Outcome.CANCELLED, "client_left", 0)
+            assert await client.at_end()
+
+    run(main)
+
+
+def test_models_are_listed_while_an_engine_is_down_or_gone() -> None:
+    async def main() -> None:
+        async with Rig.started(engines=2, models={"tiny": "t", "other": "o"}) as rig:
+            rig.driver.models_seen("chat", rig.engines[0].url, {"t": 2048})
+            await rig.engines[0].stop()
+            assert [card["id"] for card in (await rig.ask("/v1/models", method="GET")).json["data"]] == [
+                "tiny",
+                "other",
+            ]
+            for engine in rig.engines:
+                rig.driver.instance_removed("chat", engine.url)
+            cards = (await rig.ask("/v1/models", method="GET")).json["data"]
+            assert [card["id"] for card in cards] == ["tiny", "other"]
+            assert "max_model_len" not in cards[0]
+
+    run(main)

@@ -2,16 +2,32 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from fairshare.core.decisions import HoldOptions, Instance, Mode
+from fairshare.core.dispatch import make_queue
+from fairshare.core.pool import Pool
 from fairshare.core.priority import Standing
 from fairshare.gateway.decision_log import SentEntry
 from fairshare.gateway.options import InstanceSpec
 from fairshare.gateway.ports import Outcome
-from gateway.hostile_engine import DONE, END, STREAM_HEAD, Asked, Wire, answer, chunk, completion, event, forever, sends
+from gateway.hostile_engine import (
+    DONE,
+    END,
+    STREAM_HEAD,
+    Asked,
+    Wire,
+    answer,
+    chat,
+    chunk,
+    completion,
+    event,
+    forever,
+    sends,
+)
 from gateway.rig import STREAM, Client, Rig, request_bytes, run
 
 AUDIO = "/v1/audio/transcriptions"
@@ -423,5 +439,25 @@ def test_tokenize_without_an_instance_is_a_503() -> None:
         async with Rig.started() as rig:
             rig.sort_instances(accepting=False)
             assert (await rig.ask("/tokenize", {"model": "tiny", "prompt": "hi"})).code == "no_instance"
+
+    run(main)
+
+
+def test_a_full_model_is_full_beside_an_idle_one() -> None:
+    async def main() -> None:
+        async with Rig.started(capacity=4) as rig:
+            full = Pool("full", 1, {"red": Fraction(1, 2), "blue": Fraction(1, 2)}, 0.0, clock=rig.clock)
+            rig.driver.add_pool(replace(rig.spec, name="full", models={"big": "big"}), make_queue(full, Mode.HOLD))
+            instance = Instance(id=rig.engine.url, part_slots=1, seats=1)
+            rig.driver.instance_changed("full", InstanceSpec(url=rig.engine.url), instance)
+            rig.engine.script = forever
+            first, second = await rig.client(), await rig.client()
+            await first.send(request_bytes(body=STREAM | {"model": "big"}))
+            await rig.engine.received(1)
+            await second.send(request_bytes(body=STREAM | {"model": "big"}))
+            rig.engine.script = chat
+            assert (await rig.ask()).status == 200
+            assert rig.driver.pools["full"].queue.snapshot().held == 1
+            assert [record.pool for record in rig.kept.records] == ["chat"]
 
     run(main)

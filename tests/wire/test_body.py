@@ -586,3 +586,34 @@ def test_reading_a_long_body_does_not_change_what_is_read() -> None:
     facts = inspect_body(CHAT, body)
     assert (facts.model, facts.stream, facts.slots) == ("tiny", True, 2)
     assert math.isclose(facts.estimated_prompt_tokens, 62_500, rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"tiny","messages":[{"role":"user","content":"\xff"}]}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"\xc3"}],"n":2}',
+        b'{"model":"tiny","messages":[],"user":"\xf0\x9f","priority":7}',
+        b'{"model":"tiny","messages":[],"\xe9":1}',
+    ],
+)
+def test_bytes_that_are_no_utf8_where_we_do_not_look_are_passed_on_and_every_engine_refuses_them(body: bytes) -> None:
+    # vLLM reads a body with json.loads and answers 400 to what that cannot decode; its answer goes to the client.
+    endpoint = find_endpoint(b"/v1/chat/completions")
+    assert endpoint is not None
+    facts = inspect_body(endpoint, body)
+    sent = rewrite_body(endpoint, body, facts, priority=3)
+    with pytest.raises(UnicodeDecodeError):
+        json.loads(sent)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"model":"\xff"}', b'{"model":"tiny","service_tier":"\xff"}', b'{"model":"tiny","\xe9":1}'],
+)
+def test_bytes_that_are_no_utf8_where_we_look_are_a_400_of_ours(body: bytes) -> None:
+    endpoint = find_endpoint(b"/v1/chat/completions")
+    assert endpoint is not None
+    with pytest.raises(RequestProblem) as refused:
+        rewrite_body(endpoint, body, inspect_body(endpoint, body), priority=3, served_name="tiny-served")
+    assert refused.value.problem.status == 400

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairshare.wire.usage import ANSWER_END_BYTES, MAX_ANSWER_BYTES, AnswerTail, CostWeights, Usage
+from fairshare.wire.usage import (
+    ANSWER_END_BYTES,
+    MAX_ANSWER_BYTES,
+    AnswerTail,
+    CostWeights,
+    Usage,
+    answer_fields,
+    read_answer,
+    reported_failure,
+    reported_usage,
+)
 
 
 def tail_of(body: bytes, *, size: int = 1 << 16) -> AnswerTail:
@@ -166,3 +176,38 @@ def test_two_reports_of_one_request_join_to_the_larger_counts() -> None:
     assert Usage(20, 16, 0).joined(Usage(0, 0, 7)) == Usage(20, 16, 7)
     assert Usage(20, 0, 3).joined(Usage(20, 8, 5)) == Usage(20, 8, 5)
     assert Usage(20, 16, 7).joined(None) == Usage(20, 16, 7)
+
+
+ODD = st.sampled_from([None, 0, 1, 7, -1, 2.5, True, "9", [], {}, 10**15, 10**16])
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "usage": st.none()
+            | st.fixed_dictionaries(
+                {},
+                optional={
+                    "prompt_tokens": ODD,
+                    "completion_tokens": ODD,
+                    "total_tokens": ODD,
+                    "prompt_tokens_details": ODD | st.fixed_dictionaries({"cached_tokens": ODD}),
+                    "input_tokens": ODD,
+                    "output_tokens": ODD,
+                    "cache_read_input_tokens": ODD,
+                },
+            ),
+            "choices": st.none()
+            | st.lists(st.fixed_dictionaries({"finish_reason": st.sampled_from([None, "stop", "abort", "odd", 3])})),
+            "error": st.sampled_from([None, "bad", {"message": "worse"}, 3]),
+            "stop_reason": st.sampled_from([None, "abort", "end_turn"]),
+            "message": st.sampled_from([None, "text"]),
+        },
+    )
+)
+def test_the_short_way_of_plain_answers_says_what_the_long_way_says(answer: object) -> None:
+    body = json.dumps(answer).encode()
+    fields = answer_fields(body)
+    expected = (None, None) if fields is None else (reported_usage(fields), reported_failure(fields))
+    assert read_answer(body) == expected

@@ -18,8 +18,8 @@ EXPORT_PAGE = 5000
 """Rows that are read at once: memory stays small, and no transaction stays open for long."""
 
 ROWS_AT_ONCE = 100
-"""Rows of one batch that are inserted without a pause. SQLite's driver keeps the interpreter to itself for as long as it
-binds them, 9 µs a row, and whatever the event loop has to do waits."""
+"""Rows of one batch that are inserted without a pause. SQLite's driver keeps the interpreter to itself for as long as
+it binds them, 9 µs a row, and whatever the event loop has to do waits."""
 
 REPORT_SECONDS = 120.0
 """How long a sum over the ledger may take; it runs beside everything else."""
