@@ -253,9 +253,16 @@ class Member:
         """After `drain`: it has nothing to hand over any more."""
         return self._is_draining and self._saving is None and self._keeper.has_released
 
+    @property
+    def _saves_last(self) -> bool:
+        """While it hands over: the last state is saved before the lease is given back."""
+        return self._is_draining and self._saving is not None
+
     def next_deadline(self) -> float:
         """When to call `tick` next (the pools' clock, seconds); infinity: not before something happens."""
-        deadlines = [self._keeper.next_due(), self._welcome_until]
+        deadlines = [self._welcome_until]
+        if not self._saves_last:
+            deadlines.append(self._keeper.next_due())
         if (own := self._replica.next_deadline()) is not None:
             deadlines.append(own)
         if self._keeper.role is LeaseRole.OWNER and self._owner is None and not self._loading:
@@ -284,8 +291,7 @@ class Member:
             self._leave(now)
         decisions = self._replica.tick()
         self._see_whether_left(now)
-        # While it hands over, the last state is saved before the lease is given back.
-        if not (self._is_draining and self._saving is not None):
+        if not self._saves_last:
             call = self._keeper.next_call(now)
             if call is not None:
                 self._lease_called_at = now
