@@ -8,7 +8,7 @@ from fairshare.core.priority import ServiceClass, Standing
 from fairshare.gateway.metrics import MACHINE_METRICS, METRICS, Metrics
 from fairshare.gateway.options import Address, AdminSpec, GatewaySpec, PoolSpec, TeamSpec
 from fairshare.gateway.ports import Counters, Outcome, RequestRecord
-from fairshare.gateway.status import PoolStatus
+from fairshare.gateway.status import FindingStatus, PoolStatus
 from gateway.statuses import instance_status, pool_status_of, team_status
 
 ADDRESS = Address("127.0.0.1", 0)
@@ -121,6 +121,54 @@ def test_waits_are_counted_in_buckets_for_what_was_sent_only() -> None:
     assert value(metrics, "fairshare_added_seconds_count", pool="chat") == 3
 
 
+def test_first_bytes_and_whole_requests_are_counted_in_buckets_and_an_answer_that_never_began_in_one_only() -> None:
+    metrics = metrics_of()
+    metrics.finished(record(first_byte_seconds=0.2, total_seconds=3.0))
+    metrics.finished(record(first_byte_seconds=None, total_seconds=700.0, outcome=Outcome.FAILED, status=504))
+    metrics.finished(record(sent_seconds=None, total_seconds=9.0, outcome=Outcome.REFUSED, reason="queue_full"))
+    assert value(metrics, "fairshare_first_byte_seconds_bucket", pool="chat", le="0.1") == 0
+    assert value(metrics, "fairshare_first_byte_seconds_bucket", pool="chat", le="0.2") == 1
+    assert value(metrics, "fairshare_first_byte_seconds_count", pool="chat") == 1
+    assert value(metrics, "fairshare_total_seconds_bucket", pool="chat", le="2.0") == 0
+    assert value(metrics, "fairshare_total_seconds_bucket", pool="chat", le="5.0") == 1
+    assert value(metrics, "fairshare_total_seconds_bucket", pool="chat", le="1800.0") == 2
+    assert value(metrics, "fairshare_total_seconds_sum", pool="chat") == 703.0
+
+
+def test_what_engines_say_is_shown_as_they_say_it_and_what_they_do_not_say_is_absent() -> None:
+    pool = pool_status_of(
+        "chat",
+        instances=[
+            instance_status("http://a:1", running=7, waiting=2, kv_usage=0.5, preemptions=3),
+            instance_status("http://b:1", running=None, waiting=None, kv_usage=None, preemptions=None),
+        ],
+    )
+    found = samples(metrics_of(pool))
+    first = (("instance", "http://a:1"), ("pool", "chat"))
+    assert found["fairshare_instance_running"] == {first: 7.0}
+    assert found["fairshare_instance_waiting"] == {first: 2.0}
+    assert found["fairshare_instance_kv_usage"] == {first: 0.5}
+    assert found["fairshare_instance_preemptions_total"] == {first: 3.0}
+
+
+def test_findings_are_counted_by_id_and_severity() -> None:
+    def finding(id: str, severity: str, instance: str | None) -> FindingStatus:
+        return FindingStatus(id=id, severity=severity, instance=instance, sentence="It is.", why="", fix="")
+
+    pool = pool_status_of(
+        "chat",
+        finding_details=[
+            finding("engine-queue", "warning", "http://a:1"),
+            finding("engine-queue", "warning", "http://b:1"),
+            finding("priority-ignored", "error", "http://a:1"),
+        ],
+    )
+    assert samples(metrics_of(pool))["fairshare_findings"] == {
+        (("id", "engine-queue"), ("pool", "chat"), ("severity", "warning")): 2.0,
+        (("id", "priority-ignored"), ("pool", "chat"), ("severity", "error")): 1.0,
+    }
+
+
 def test_a_value_on_a_bucket_bound_belongs_to_that_bucket() -> None:
     metrics = metrics_of()
     metrics.finished(record(held_seconds=0.25))
@@ -146,7 +194,9 @@ def test_gauges_show_the_pools_at_the_time_of_the_scrape() -> None:
         recalls=3,
         recalled_slot_seconds=1.5,
         teams=[
-            team_status("search", reserved=9, in_flight=10, borrowing=1, held=4, usage=2.5, phantoms=2),
+            team_status(
+                "search", reserved=9, in_flight=10, borrowing=1, held=4, oldest_held_seconds=1.5, usage=2.5, phantoms=2
+            ),
             team_status("stranger", in_flight=1),
         ],
         instances=[instance_status("http://a:1"), instance_status("http://b:1", healthy=False)],
@@ -159,6 +209,8 @@ def test_gauges_show_the_pools_at_the_time_of_the_scrape() -> None:
     assert found["fairshare_in_flight"] == {search: 10.0}
     assert found["fairshare_borrowing"] == {search: 1.0}
     assert found["fairshare_held"] == {search: 4.0}
+    assert found["fairshare_configured_capacity"] == {(("pool", "chat"),): 16.0}
+    assert found["fairshare_oldest_held_seconds"] == {search: 1.5}
     assert found["fairshare_usage"] == {search: 2.5}
     assert found["fairshare_phantoms"] == {search: 2.0}
     assert found["fairshare_recalls_total"] == {(("pool", "chat"),): 3.0}

@@ -5,6 +5,7 @@ turns up counts under an empty label, so that made-up names can never grow a ser
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +24,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 HELD_BUCKETS_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 ADDED_BUCKETS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0)
+FIRST_BYTE_BUCKETS_SECONDS = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOTAL_BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 class Across(Enum):
@@ -79,8 +82,27 @@ ADDED_SECONDS = MetricSpec(
     ("pool",),
     "What fairshare itself added before a request went to an engine, without waiting in the queue.",
 )
+FIRST_BYTE_SECONDS = MetricSpec(
+    "fairshare_first_byte_seconds",
+    "histogram",
+    ("pool",),
+    "From a request's arrival until the first byte of the engine's answer went to the client.",
+)
+TOTAL_SECONDS = MetricSpec(
+    "fairshare_total_seconds",
+    "histogram",
+    ("pool",),
+    "From a request's arrival until it ended, of those that went to an engine.",
+)
 CAPACITY = MetricSpec(
     "fairshare_capacity", "gauge", ("pool",), "C now: the slots that the healthy engines sustain.", across=Across.OWNER
+)
+CONFIGURED_CAPACITY = MetricSpec(
+    "fairshare_configured_capacity",
+    "gauge",
+    ("pool",),
+    "C when every configured engine is healthy.",
+    across=Across.OWNER,
 )
 RESERVED = MetricSpec(
     "fairshare_reserved", "gauge", ("pool", "team"), "Within-share slots of a team.", across=Across.OWNER
@@ -101,6 +123,13 @@ PHANTOMS = MetricSpec(
 HELD = MetricSpec(
     "fairshare_held", "gauge", ("pool", "team"), "Requests waiting in the dispatch queue.", across=Across.OWNER
 )
+OLDEST_HELD = MetricSpec(
+    "fairshare_oldest_held_seconds",
+    "gauge",
+    ("pool", "team"),
+    "How long the request that waits longest in the dispatch queue has waited; 0: none waits.",
+    across=Across.OWNER,
+)
 USAGE = MetricSpec("fairshare_usage", "gauge", ("pool", "team"), "Decayed usage, cost units.", across=Across.OWNER)
 RECALLS = MetricSpec(
     "fairshare_recalls_total", "counter", ("pool",), "Requests taken back from an engine.", across=Across.OWNER
@@ -114,6 +143,41 @@ RECALLED = MetricSpec(
 )
 INSTANCE_UP = MetricSpec(
     "fairshare_instance_up", "gauge", ("pool", "instance"), "1: the engine is healthy.", across=Across.OWNER
+)
+INSTANCE_RUNNING = MetricSpec(
+    "fairshare_instance_running",
+    "gauge",
+    ("pool", "instance"),
+    "Requests that the engine says it runs, whoever sent them.",
+    across=Across.OWNER,
+)
+INSTANCE_WAITING = MetricSpec(
+    "fairshare_instance_waiting",
+    "gauge",
+    ("pool", "instance"),
+    "Requests that wait inside the engine.",
+    across=Across.OWNER,
+)
+INSTANCE_KV_USAGE = MetricSpec(
+    "fairshare_instance_kv_usage",
+    "gauge",
+    ("pool", "instance"),
+    "How full the engine's KV cache is, 0 to 1.",
+    across=Across.OWNER,
+)
+INSTANCE_PREEMPTIONS = MetricSpec(
+    "fairshare_instance_preemptions_total",
+    "counter",
+    ("pool", "instance"),
+    "Requests that the engine has evicted since it started, because its KV cache was full.",
+    across=Across.OWNER,
+)
+FINDINGS = MetricSpec(
+    "fairshare_findings",
+    "gauge",
+    ("pool", "id", "severity"),
+    "What an operator should know, by its id; how many instances, if it is about instances.",
+    across=Across.OWNER,
 )
 CONNECTIONS = MetricSpec("fairshare_connections", "gauge", (), "Clients connected to the data port.")
 CONNECTIONS_REFUSED = MetricSpec(
@@ -175,16 +239,25 @@ METRICS: tuple[MetricSpec, ...] = (
     COST_UNITS,
     HELD_SECONDS,
     ADDED_SECONDS,
+    FIRST_BYTE_SECONDS,
+    TOTAL_SECONDS,
     CAPACITY,
+    CONFIGURED_CAPACITY,
     RESERVED,
     IN_FLIGHT,
     BORROWING,
     PHANTOMS,
     HELD,
+    OLDEST_HELD,
     USAGE,
     RECALLS,
     RECALLED,
     INSTANCE_UP,
+    INSTANCE_RUNNING,
+    INSTANCE_WAITING,
+    INSTANCE_KV_USAGE,
+    INSTANCE_PREEMPTIONS,
+    FINDINGS,
     CONNECTIONS,
     CONNECTIONS_REFUSED,
     DESCRIPTORS_EXHAUSTED,
@@ -247,13 +320,15 @@ class _Consumed:
 
 
 class _Waits:
-    """How long the requests of one pool were held, and what fairshare added."""
+    """How long the requests of one pool were held, what fairshare added, and how long they took."""
 
-    __slots__ = ("added", "held")
+    __slots__ = ("added", "first_byte", "held", "total")
 
     def __init__(self) -> None:
         self.held = _Histogram(HELD_BUCKETS_SECONDS)
         self.added = _Histogram(ADDED_BUCKETS_SECONDS)
+        self.first_byte = _Histogram(FIRST_BYTE_BUCKETS_SECONDS)
+        self.total = _Histogram(TOTAL_BUCKETS_SECONDS)
 
 
 class _Series:
@@ -317,6 +392,9 @@ class Metrics:
             waits = series.waits or self._first_sent(record, series)
             waits.held.observe(record.held_seconds)
             waits.added.observe(record.added_seconds)
+            waits.total.observe(record.total_seconds)
+            if record.first_byte_seconds is not None:
+                waits.first_byte.observe(record.first_byte_seconds)
             consumed = series.consumed
             consumed.prompt_tokens += record.prompt_tokens
             consumed.cached_tokens += record.cached_tokens
@@ -354,6 +432,8 @@ class Metrics:
         yield _counter(COST_UNITS, [(labels, consumed.cost_units) for labels, consumed in self._consumed.items()])
         yield _histogram(HELD_SECONDS, {pool: waits.held for pool, waits in self._waits.items()})
         yield _histogram(ADDED_SECONDS, {pool: waits.added for pool, waits in self._waits.items()})
+        yield _histogram(FIRST_BYTE_SECONDS, {pool: waits.first_byte for pool, waits in self._waits.items()})
+        yield _histogram(TOTAL_SECONDS, {pool: waits.total for pool, waits in self._waits.items()})
         pools = list(self._read_pools())
         yield from _pool_metrics(pools, self._teams)
         yield from _replica_metrics(pools)
@@ -399,18 +479,27 @@ def _failure(record: RequestRecord) -> str:
 def _pool_metrics(pools: Sequence[PoolStatus], teams: frozenset[str]) -> Iterator[Metric]:
     by_team = [(pool.name, status) for pool in pools for status in pool.teams if status.team in teams]
     yield _gauge(CAPACITY, [((pool.name,), pool.capacity) for pool in pools])
+    yield _gauge(CONFIGURED_CAPACITY, [((pool.name,), pool.configured_capacity) for pool in pools])
     yield _gauge(RESERVED, [((pool, team.team), team.reserved) for pool, team in by_team])
     yield _gauge(IN_FLIGHT, [((pool, team.team), team.in_flight) for pool, team in by_team])
     yield _gauge(BORROWING, [((pool, team.team), team.borrowing) for pool, team in by_team])
     yield _gauge(PHANTOMS, [((pool, team.team), team.phantoms) for pool, team in by_team])
     yield _gauge(HELD, [((pool, team.team), team.held) for pool, team in by_team])
+    yield _gauge(OLDEST_HELD, [((pool, team.team), team.oldest_held_seconds) for pool, team in by_team])
     yield _gauge(USAGE, [((pool, team.team), team.usage) for pool, team in by_team])
     yield _counter(RECALLS, [((pool.name,), pool.recalls) for pool in pools])
     yield _counter(RECALLED, [((pool.name,), pool.recalled_slot_seconds) for pool in pools])
-    yield _gauge(
-        INSTANCE_UP,
-        [((pool.name, instance.id), int(instance.healthy)) for pool in pools for instance in pool.instances],
+    instances = [((pool.name, instance.id), instance) for pool in pools for instance in pool.instances]
+    yield _gauge(INSTANCE_UP, [(labels, int(each.healthy)) for labels, each in instances])
+    # What an engine has not said is no sample: 0 would say that it is idle.
+    yield _gauge(INSTANCE_RUNNING, [(at, each.running) for at, each in instances if each.running is not None])
+    yield _gauge(INSTANCE_WAITING, [(at, each.waiting) for at, each in instances if each.waiting is not None])
+    yield _gauge(INSTANCE_KV_USAGE, [(at, each.kv_usage) for at, each in instances if each.kv_usage is not None])
+    yield _counter(
+        INSTANCE_PREEMPTIONS, [(at, each.preemptions) for at, each in instances if each.preemptions is not None]
     )
+    findings = Counter((pool.name, found.id, str(found.severity)) for pool in pools for found in pool.finding_details)
+    yield _gauge(FINDINGS, findings.items())
 
 
 def _replica_metrics(pools: Sequence[PoolStatus]) -> Iterator[Metric]:
