@@ -90,7 +90,7 @@ def in_a_terminal(admin: str) -> None:
         time.sleep(1.0)
     assert state is not None
     console = Console(record=True, width=132, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
-    console.print(Text("$ fairshare top\n"), top.picture(state, waits, admin, None))
+    console.print(Text("$ fairshare top\n"), top.picture(state, waits, admin, None, width=132))
     console.save_svg(str(FOLDER / "top.svg"), title="fairshare top")
 
 

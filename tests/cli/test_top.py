@@ -52,7 +52,7 @@ def run(*arguments: str) -> tuple[int, str, BaseException | None]:
 def shown(width: int = 160, trouble: str | None = None) -> str:
     console = Console(file=StringIO(), width=width, height=60, force_terminal=False)
     waits = {("chat", TEAMS[0].team): deque([0, 1, 2, 4])}
-    console.print(top.picture(STATE, waits, "http://admin:1", trouble))
+    console.print(top.picture(STATE, waits, "http://admin:1", trouble, width=width))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -77,7 +77,7 @@ def test_a_terminal_shows_teams_engines_and_problems() -> None:
     assert "████" in row
     assert "▒" in row
     assert " ▂▄█" in row, "how many waited lately"
-    assert row.split()[-7:] == ["8", "10", "2", "4", "48,400", "0.8", "1"]
+    assert row.split()[-8:] == ["8", "10", "2", "4", "0.8", "1", "50.0%", "48,400"]
     assert "25%" in next(line for line in text.splitlines() if line.strip().startswith("ads"))
     assert "It is out. Start it." in text
     assert "Not calibrated" not in text
@@ -85,7 +85,11 @@ def test_a_terminal_shows_teams_engines_and_problems() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_it_fits_any_terminal(width: int) -> None:
-    assert max(map(len, shown(width).splitlines())) <= width
+    text = shown(width)
+    assert max(map(len, text.splitlines())) <= width
+    if width >= 80:
+        assert "search [bold]·[2J" in text
+        assert "http://a:1" in text
 
 
 def test_a_gateway_that_is_gone_is_said_above_what_was_seen_last() -> None:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from fairshare.gateway.status import PoolStatus, TeamStatus
 
 BAR_CHARACTERS = 24
+NARROW_BAR_CHARACTERS = 12
+
+WIDE_COLUMNS = 124
+"""From this width on every column is shown."""
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 30
 """What the small pictures of who waits reach back, in looks."""
@@ -65,7 +70,7 @@ def top(
                         raise
                     trouble = f"{gone} Trying again."
                 if live is not None:
-                    live.update(picture(last, waits, admin, trouble), refresh=True)
+                    live.update(picture(last, waits, admin, trouble, width=console.width), refresh=True)
                 else:
                     print(trouble or "\n".join(lines(last)), flush=True)
                 time.sleep(interval)
@@ -127,9 +132,9 @@ def lines(state: "State") -> list[str]:
 
 
 def picture(
-    state: "State", waits: Mapping[tuple[str, str], Sequence[int]], admin: str, trouble: str | None
+    state: "State", waits: Mapping[tuple[str, str], Sequence[int]], admin: str, trouble: str | None, *, width: int
 ) -> "RenderableType":
-    """A look as a terminal shows it."""
+    """A look as a terminal of so many columns shows it; a narrow one shows less of each row."""
     from datetime import datetime
 
     from rich.console import Group
@@ -141,7 +146,8 @@ def picture(
         Text(trouble, style="bold red") if trouble is not None else Text(""),
     ]
     for pool in state.pools:
-        parts += [_heading(pool), _teams(pool, state, waits), _engines(pool)]
+        is_wide = width >= WIDE_COLUMNS
+        parts += [_heading(pool), _teams(pool, state, waits, is_wide), _engines(pool, is_wide)]
         parts += [
             _plain(f"  {finding.sentence} {finding.fix}", style="red" if finding.severity == "error" else "yellow")
             for finding in pool.finding_details
@@ -172,72 +178,76 @@ def _heading(pool: "PoolStatus") -> "Text":
     )
 
 
-def _teams(pool: "PoolStatus", state: "State", waits: Mapping[tuple[str, str], Sequence[int]]) -> "Table":
+def _teams(
+    pool: "PoolStatus", state: "State", waits: Mapping[tuple[str, str], Sequence[int]], is_wide: bool
+) -> "Table":
     from fairshare.gateway.history import borrowed_slots
 
     left = _budget_left(state)
-    table = _table("team", "slots", "waiting lately")
-    for heading in ("share", "owns", "in flight", "borrows", "held", "usage", "LF", "rank", "budget left"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    numbers = ("owns", "in flight", "borrows", "held", "LF", "rank")
+    if is_wide:
+        table = _table("team", "slots", "waiting lately", numbers=(*numbers, "share", "usage", "budget left"))
+    else:
+        table = _table("team", "slots", numbers=numbers)
     widest = max((max(team.in_flight, team.reserved) for team in pool.teams), default=1)
     for team in pool.teams:
         part = left.get(team.team)
-        table.add_row(
-            _plain(team.team),
-            _bar(team, widest),
-            _spark(waits.get((pool.name, team.team), ())),
-            f"{team.share:.1%}",
+        bar = _bar(team, widest, BAR_CHARACTERS if is_wide else NARROW_BAR_CHARACTERS)
+        cells: list[Text | str] = [_plain(team.team), bar]
+        if is_wide:
+            cells.append(_spark(waits.get((pool.name, team.team), ())))
+        cells += [
             str(team.reserved),
             str(team.in_flight),
             str(borrowed_slots(team)),
             str(team.held),
-            f"{team.usage:,.0f}",
             _level(team),
             str(team.rank),
-            "" if part is None else f"{part:.0%}",
-        )
+        ]
+        if is_wide:
+            cells += [f"{team.share:.1%}", f"{team.usage:,.0f}", "" if part is None else f"{part:.0%}"]
+        table.add_row(*cells)
     return table
 
 
-def _engines(pool: "PoolStatus") -> "Table":
-    table = _table("engine", "health")
-    for heading in ("part", "seats", "in flight", "runs", "waits", "KV", "preempted"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _engines(pool: "PoolStatus", is_wide: bool) -> "Table":
+    numbers = ("in flight", "runs", "waits", "KV")
+    table = _table("engine", "health", numbers=(*numbers, "part", "seats", "preempted") if is_wide else numbers)
     for instance in pool.instances:
-        table.add_row(
+        health = "leaving" if instance.leaving else "healthy" if instance.healthy else "unhealthy"
+        cells: list[Text | str] = [
             _plain(instance.id),
-            _plain(
-                "leaving" if instance.leaving else "healthy" if instance.healthy else "unhealthy",
-                style="" if instance.healthy else "red",
-            ),
-            str(instance.part),
-            _known(instance.seats),
+            _plain(health, style="" if instance.healthy else "red"),
             str(instance.in_flight),
             _known(instance.running),
             _known(instance.waiting),
             "?" if instance.kv_usage is None else f"{instance.kv_usage:.0%}",
-            _known(instance.preemptions),
-        )
+        ]
+        if is_wide:
+            cells += [str(instance.part), _known(instance.seats), _known(instance.preemptions)]
+        table.add_row(*cells)
     return table
 
 
-def _table(*headings: str) -> "Table":
+def _table(*headings: str, numbers: Iterable[str]) -> "Table":
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
         table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=40)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def _bar(team: "TeamStatus", widest: int) -> "Text":
+def _bar(team: "TeamStatus", widest: int, characters: int) -> "Text":
     """What a team runs on its own slots, what it borrows, and what it owns and leaves idle."""
     from rich.text import Text
 
     from fairshare.gateway.history import borrowed_slots
 
-    scale = min(1.0, BAR_CHARACTERS / max(1, widest))
+    scale = min(1.0, characters / max(1, widest))
     borrowed = borrowed_slots(team)
     own, lent = round((team.in_flight - borrowed) * scale), round(borrowed * scale)
     idle = max(0, round(team.reserved * scale) - own)
