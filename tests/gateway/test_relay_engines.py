@@ -431,3 +431,41 @@ def test_a_fault_of_ours_in_an_answer_is_a_500_and_harms_nobody_else(monkeypatch
             assert rig.engine.connections == 1  # the connection was not ours any more when it broke
 
     run(main)
+
+
+def test_chunks_of_a_stream_come_the_same_however_they_are_framed_and_split() -> None:
+    pieces = [event("a"), event("b") + event("c"), b": comment\n\n", event("d")[:9], event("d")[9:], b"\r\n", b"5\r\nx"]
+    pieces.append(b"abcd\r\n" + b": 3456789012\n\n")
+    ways: list[list[bytes]] = [
+        [chunk(piece) for piece in pieces],
+        [chunk(pieces[0]), b"".join(chunk(piece) for piece in pieces[1:3]), *[chunk(piece) for piece in pieces[3:]]],
+        [b"%X;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces],
+        [b"0%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces],
+        [part for piece in pieces for part in (chunk(piece)[:-2], b"\r\n")],
+        [part for piece in pieces for part in (chunk(piece)[:-1], b"\n")],
+        [part for piece in pieces for part in (chunk(piece)[:1], chunk(piece)[1:])],
+        [part for piece in pieces for part in (chunk(piece)[:-3], chunk(piece)[-3:])],
+        # A read that looks like a whole chunk, but begins in the middle of a size.
+        [*[chunk(piece) for piece in pieces[:-1]], b"1", b"4\r\nabcd\r\n", pieces[-1][6:] + b"\r\n"],
+        [
+            *[chunk(piece) for piece in pieces[:-2]],
+            chunk(pieces[-2]) + b"1",
+            b"4\r\nabcd\r\n",
+            pieces[-1][6:] + b"\r\n",
+        ],
+    ]
+
+    async def main() -> None:
+        async with Rig.started() as rig:
+            for way in ways:
+
+                async def script(asked: Asked, wire: Wire, way: list[bytes] = way) -> None:
+                    await wire.send(STREAM_HEAD, *way, chunk(DONE), END)
+
+                rig.engine.script = script
+                reply = await rig.ask(body=STREAM)
+                assert reply.complete
+                assert reply.body == b"".join(pieces) + DONE, way
+            assert (await rig.ask(body=STREAM)).status == 200
+
+    run(main)

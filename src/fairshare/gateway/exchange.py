@@ -414,6 +414,21 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             else:
                 self._complete(tail.usage, tail.failure)
 
+    def chunk_came(self, head: ResponseHeaders, payload: bytes, framed: bytes) -> None:
+        """One whole chunk of the answer came: nearly all that happens to a stream."""
+        stream = self._stream
+        if stream is None or not self._chunked:
+            self.answer(head, payload, False)
+            return
+        now = self.driver.coarse.now
+        if self.heard_at != now:
+            self.heard_at = now
+        body = stream.feed(payload)
+        if body is payload:
+            self.client.write(framed)
+        elif body:
+            self.client.write(chunk(body))
+
     def lost(self, loss: Loss, *, anything_came: bool, reused: bool, detail: str) -> None:
         """The engine's answer will never be complete."""
         self._connection = None

@@ -65,6 +65,10 @@ class Listener(Protocol):
         """
         ...
 
+    def chunk_came(self, head: ResponseHeaders, payload: bytes, framed: bytes) -> None:
+        """One whole chunk of the body came, and nothing else; `framed` is it with its frame (RFC 9112, 7.1)."""
+        ...
+
     def lost(self, loss: Loss, *, anything_came: bool, reused: bool, detail: str) -> None:
         """The answer is lost. `anything_came`: bytes of it had come. `reused`: the connection had served before."""
         ...
@@ -82,6 +86,7 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
+        "_between_chunks",
         "_complete",
         "_head",
         "_head_bytes",
@@ -111,6 +116,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._head_bytes = 0
         self._head_complete = False
+        self._between_chunks = False
+        """The last bytes that came were the end of a chunk."""
         self._complete = False
         self._keeps_alive = False
         self._paused = False
@@ -203,6 +210,15 @@ class UpstreamConnection(asyncio.Protocol):
             # Nothing was asked, so this answers nothing of ours.
             self.abort()
             return
+        if self._between_chunks:
+            # What a stream consists of. The parser need not see it: it is between two chunks before and after.
+            size, _, rest = data.partition(b"\r\n")
+            if size == b"%x" % (len(rest) - 2) and len(rest) > 2 and rest.endswith(b"\r\n"):
+                try:
+                    listener.chunk_came(self._head, rest[:-2], data)
+                except Exception:
+                    self._fault(listener)
+                return
         if not self._head_complete:
             if not self._head_bytes and not self.sending:
                 known = self.home.known_head
@@ -223,6 +239,8 @@ class UpstreamConnection(asyncio.Protocol):
             # Bytes after the end of the answer: the answer stands, the connection cannot be trusted again.
             reusable = False
             data = b""
+        if self._between_chunks and not data.endswith(b"\n"):
+            self._between_chunks = False  # the beginning of the next one's size came too
         if self._complete and self._keeps_alive and self._head_bytes == len(data):
             self.home.known_head.learn(data, self._head)
         self._deliver(listener, reusable)
@@ -251,6 +269,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_complete = True
             self._head = read_response_headers(self._headers, self._status)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
@@ -268,8 +292,11 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             listener.answer(head, body, complete)
         except Exception:
-            log.exception("could not handle an answer of %s", self.home.id)
-            listener.fault()  # closes the connection, unless it serves others already
+            self._fault(listener)
+
+    def _fault(self, listener: Listener) -> None:
+        log.exception("could not handle an answer of %s", self.home.id)
+        listener.fault()  # closes the connection, unless it serves others already
 
     def _deliver(self, listener: Listener, reusable: bool) -> None:
         """Tell the listener what one read brought."""
@@ -280,7 +307,7 @@ class UpstreamConnection(asyncio.Protocol):
             head = self._head
             if reusable and self._keeps_alive and not self.sending:
                 self._head_bytes = self._status = 0
-                self._head_complete = self._complete = False
+                self._head_complete = self._complete = self._between_chunks = False
                 self._headers = []
                 self._head = NO_HEAD
                 self._give_back()
