@@ -226,15 +226,16 @@ def test_what_was_consumed_is_counted_up_to_a_mark(run: Run) -> None:
         async def consumed(**other: Any) -> float:
             asked: dict[str, Any] = {
                 "column": "team", "value": "search", "model": None, "tag": None, "since": 0.0,
-                "until_mark": Mark(1, 3),
+                "until": [Mark(1, 3)],
             } | other  # fmt: skip
             return await store.consumed(**asked)
 
         assert await consumed() == 0.75
-        assert await consumed(until_mark=Mark(1, 4)) == 1.0
+        assert await consumed(until=[Mark(1, 4)]) == 1.0
+        assert await consumed(until=[Mark(1, 3), Mark(9, 3)]) == 0.5
         assert await consumed(since=2.0) == 0.5
         assert await consumed(model="big") == 0.25
-        assert await consumed(tag="nightly", until_mark=Mark(5, 0)) == 0.25
+        assert await consumed(tag="nightly", until=[Mark(5, 0)]) == 0.25
         assert await consumed(value="nobody") == 0.0
 
     run(main)
@@ -253,7 +254,7 @@ def test_a_month_that_was_rolled_up_adds_up_to_what_it_was(run: Run) -> None:
         assert await store.oldest() == 1.0
         mark = Mark(0, 0)
         assert await store.consumed(
-            column="organisation", value="lab", model=None, tag=None, since=0.0, until_mark=mark
+            column="organisation", value="lab", model=None, tag=None, since=0.0, until=[mark]
         ) == pytest.approx(7.5)
         with pytest.raises(MonthsInTheWay):
             await store.sums(begins_at=15, ends_at=100, by=[])

@@ -1,15 +1,17 @@
 """May this request go on? Decided in memory, at once, from limits and budgets of everything that the key belongs to.
 
 Pure: the caller says what time it is (wall clock). Estimates are reserved when a request is admitted, and replaced by
-what it consumed when it ends.
+what it consumed when it ends. What other replicas say that they admitted counts too (`fleet.py` carries it).
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from enum import StrEnum
+
+import msgspec
 
 from fairshare.accounts import periods
 from fairshare.accounts.kinds import LimitKind
@@ -56,17 +58,74 @@ class Denied:
         return f"The {self.what} of {kind} {name!r} is {self.limit:g}, and {self.used:g} is used. {when}"
 
 
+class WindowCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one replica used of a limit per minute in one second (wall clock)."""
+
+    owner: str
+    kind: str
+    second: int
+    used: float
+
+
+class InFlightCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many requests of an owner are in flight through one replica."""
+
+    owner: str
+    requests: int
+
+
+class BudgetCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one replica, in its life, charged to a budget in the period that began then."""
+
+    budget_id: int
+    begins_at: float
+    charged: float
+    written: float
+    """The part of `charged` that is in the store for certain."""
+    reserved: float
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one replica counted. Every number replaces what was said of the same thing before."""
+
+    windows: list[WindowCount]
+    in_flight: list[InFlightCount]
+    budgets: list[BudgetCount]
+
+
+class _Cell:
+    """What was used of a window in one second."""
+
+    __slots__ = ("elsewhere", "expired", "here", "said", "second")
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.here = 0.0
+        self.said = 0.0
+        """What other replicas were told of `here`."""
+        self.elsewhere: dict[str, float] = {}
+        """Other replica → what it used."""
+        self.expired = False
+        """A request that ends later finds its second gone."""
+
+    @property
+    def used(self) -> float:
+        return self.here + sum(self.elsewhere.values())
+
+
 class _Window:
     """A limit per minute: what was used in each of the last sixty seconds."""
 
-    __slots__ = ("_cells", "_used", "kind", "limit", "owner")
+    __slots__ = ("_cells", "_touched", "_used", "kind", "limit", "owner")
 
-    def __init__(self, owner: str, kind: LimitKind) -> None:
+    def __init__(self, owner: str, kind: LimitKind, touched: "set[_Window]") -> None:
+        """`touched`: it puts itself there when something is used here."""
         self.owner = owner
         self.kind = kind
         self.limit = 0
-        self._cells: deque[list[float]] = deque()
-        """[second, used], oldest first."""
+        self._touched = touched
+        self._cells: deque[_Cell] = deque()
+        """Oldest first."""
         self._used = 0.0
 
     def deny(self, amount: float, now: float) -> Denied | None:
@@ -76,10 +135,10 @@ class _Window:
             return None
         excess = self._used + amount - self.limit
         resets_at = now + MINUTE_SECONDS
-        for second, used in self._cells:
-            excess -= used
+        for cell in self._cells:
+            excess -= cell.used
             if excess <= 0:
-                resets_at = second + MINUTE_SECONDS
+                resets_at = cell.second + MINUTE_SECONDS
                 break
         what = (
             "limit of requests per minute"
@@ -96,27 +155,54 @@ class _Window:
             retry_after_seconds=max(1.0, math.ceil(resets_at - now)),
         )
 
-    def use(self, amount: float, now: float) -> list[float]:
+    def use(self, amount: float, now: float) -> _Cell:
         """Returns the cell it went to, to correct it later."""
-        second = math.floor(now)
-        if not self._cells or self._cells[-1][0] < second:
-            self._cells.append([second, 0.0])
-        cell = self._cells[-1]
+        cell = self._cell(math.floor(now))
         self.correct(cell, amount)
         return cell
 
-    def correct(self, cell: list[float], by: float) -> None:
+    def correct(self, cell: _Cell, by: float) -> None:
         """What was used in a second turns out to be more or less."""
-        if cell[0] >= 0:
-            cell[1] += by
+        if not cell.expired:
+            cell.here += by
             self._used += by
+            self._touched.add(self)
+
+    def used_elsewhere(self, replica: str, second: int, used: float, now: float) -> None:
+        """Another replica says what it used in a second."""
+        if abs(now - second) >= MINUTE_SECONDS:
+            return  # expired on the way, or its clock is far off
+        cell = self._cell(second)
+        self._used += used - cell.elsewhere.get(replica, 0.0)
+        cell.elsewhere[replica] = used
+
+    def counted(self, *, everything: bool) -> Iterator[WindowCount]:
+        """What was used here and is not said yet, which is said now; or everything."""
+        for cell in self._cells:
+            if everything:
+                if cell.here:
+                    yield WindowCount(self.owner, self.kind.value, cell.second, cell.here)
+            elif cell.here != cell.said:
+                cell.said = cell.here
+                yield WindowCount(self.owner, self.kind.value, cell.second, cell.here)
+
+    def _cell(self, second: int) -> _Cell:
+        cells = self._cells
+        place = len(cells)
+        while place and cells[place - 1].second > second:
+            place -= 1  # the clock of another replica is a little ahead
+        if place and cells[place - 1].second == second:
+            return cells[place - 1]
+        cell = _Cell(second)
+        cells.insert(place, cell)
+        return cell
 
     def _expire(self, now: float) -> None:
         oldest = math.floor(now) - MINUTE_SECONDS
-        while self._cells and self._cells[0][0] <= oldest:
+        while self._cells and self._cells[0].second <= oldest:
             cell = self._cells.popleft()
-            self._used -= cell[1]
-            cell[0] = -1.0  # a request that ends later finds it gone
+            self._used -= cell.used
+            cell.expired = True
         if not self._cells:
             self._used = 0.0  # no rounding error lives longer than a minute
 
@@ -124,22 +210,36 @@ class _Window:
 class _InFlight:
     """A limit of requests at one time."""
 
-    __slots__ = ("limit", "now_in_flight", "owner")
+    __slots__ = ("_elsewhere", "_total", "_touched", "here", "limit", "owner")
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, touched: "set[_InFlight]") -> None:
         self.owner = owner
         self.limit = 0
-        self.now_in_flight = 0
+        self.here = 0
+        self._touched = touched
+        self._elsewhere: dict[str, int] = {}
+        self._total = 0
+
+    def change(self, by: int) -> None:
+        self.here += by
+        self._total += by
+        self._touched.add(self)
+
+    def is_elsewhere(self, replica: str, requests: int) -> None:
+        """Another replica says how many are in flight through it."""
+        self._total += requests - self._elsewhere.pop(replica, 0)
+        if requests:
+            self._elsewhere[replica] = requests
 
     def deny(self, now: float) -> Denied | None:
-        if self.now_in_flight < self.limit:
+        if self._total < self.limit:
             return None
         return Denied(
             code=DenialCode.TOO_MANY_IN_FLIGHT,
             owner=self.owner,
             what="limit of requests in flight",
             limit=self.limit,
-            used=self.now_in_flight,
+            used=self._total,
             resets_at=now + 1.0,
             retry_after_seconds=1.0,
         )
@@ -148,25 +248,124 @@ class _InFlight:
 _PERIOD_WORDS = {Period.DAY: "per day", Period.WEEK: "per week", Period.MONTH: "per month", Period.TOTAL: "in total"}
 
 
+class _Share(msgspec.Struct, gc=False):
+    """What another replica says that it charged to a budget in this period."""
+
+    said: BudgetCount
+    stored: float
+    """The part of it that was counted from the store."""
+
+
+class BudgetScan(msgspec.Struct, frozen=True):
+    """Where a budget stood when its sum was asked of the store. `written`: other replica → what it said to be there."""
+
+    begins_at: float
+    charged: float
+    written: Mapping[str, float]
+
+
 class BudgetMeter:
     """A budget, and what was charged to it in its period."""
 
-    __slots__ = ("_increases", "_zone", "consumed", "known", "owner", "reserved", "row", "span", "told")
+    __slots__ = (
+        "_charged",
+        "_elsewhere",
+        "_increases",
+        "_reserved",
+        "_stored",
+        "_touched",
+        "_written",
+        "_zone",
+        "known",
+        "owner",
+        "row",
+        "span",
+        "told",
+    )
 
-    def __init__(self, owner: str, row: BudgetRow, now: float) -> None:
+    def __init__(self, owner: str, row: BudgetRow, now: float, touched: "set[BudgetMeter]") -> None:
+        """`touched`: it puts itself there when something is charged or reserved here."""
         self.owner = owner
         self.row = row
+        self._touched = touched
         self._zone: tzinfo = periods.zone(row.time_zone)
         self._increases: tuple[IncreaseRow, ...] = ()
         self.span: Span = periods.around(Period(row.period), now, self._zone)
-        self.consumed = 0.0
-        """Cost units that ended requests were charged in this period, as far as this process knows."""
-        self.reserved = 0.0
-        """Estimates of requests that run."""
+        self._charged = 0.0
+        """What ended requests of this process were charged in this period."""
+        self._written = 0.0
+        """The part of it that is in the store for certain."""
+        self._stored = 0.0
+        """What the store knew beside it when it was asked."""
+        self._reserved = 0.0
+        """Estimates of requests that run here."""
+        self._elsewhere: dict[str, _Share] = {}
+        """Other replica → what it charged."""
         self.known = False
-        """Whether what was charged before this process counted is in `consumed`."""
+        """Whether what was charged before this process counted, or heard of others, is in `consumed`."""
         self.told = False
         """Whether it was said in this period that the soft amount is passed."""
+
+    @property
+    def consumed(self) -> float:
+        """Cost units that ended requests were charged in this period, as far as this process knows."""
+        others = sum(share.said.charged - share.stored for share in self._elsewhere.values())
+        return self._stored + self._charged + others
+
+    @property
+    def reserved(self) -> float:
+        """Estimates of requests that run, here and elsewhere."""
+        return self._reserved + sum(share.said.reserved for share in self._elsewhere.values())
+
+    def reserve(self, by: float) -> None:
+        self._reserved = max(0.0, self._reserved + by)
+        self._touched.add(self)
+
+    def charge(self, cost_units: float) -> None:
+        self._charged += cost_units
+        self._touched.add(self)
+
+    def count(self) -> BudgetCount:
+        """What other replicas are told."""
+        return BudgetCount(self.row.id, self.span.begins_at, self._charged, self._written, self._reserved)
+
+    def is_written(self, before: BudgetCount) -> None:
+        """What was charged when `count` was asked is in the store by now."""
+        if before.begins_at == self.span.begins_at and before.charged != self._written:
+            self._written = before.charged
+            self._touched.add(self)
+
+    def charged_elsewhere(self, replica: str, said: BudgetCount, now: float) -> None:
+        """Another replica says what it charged."""
+        self.start_again_if_over(now)
+        if said.begins_at != self.span.begins_at:
+            return  # it is in another period, for the moment
+        share = self._elsewhere.get(replica)
+        if share is not None:
+            share.said = said
+            return
+        # What of it the store knew when this process last asked is not known: it asks again.
+        self._elsewhere[replica] = _Share(said, said.written)
+        self.known = self.known and not said.charged
+
+    def is_gone(self, replica: str) -> None:
+        """Nothing more is heard of another replica: what it wrote is in the store."""
+        if self._elsewhere.pop(replica, None) is not None:
+            self.known = False
+
+    def scan(self) -> BudgetScan:
+        """Before the store is asked."""
+        written = {replica: share.said.written for replica, share in self._elsewhere.items()}
+        return BudgetScan(self.span.begins_at, self._charged, written)
+
+    def scanned(self, scan: BudgetScan, stored: float) -> None:
+        """The store's sum: of this process as far as `scan` had it, of others as far as they said that it is there."""
+        if scan.begins_at != self.span.begins_at or scan.written.keys() != self._elsewhere.keys():
+            return  # a new period, or a replica came or went meanwhile: it is asked again
+        self._stored = stored - scan.charged
+        for replica, written in scan.written.items():
+            self._elsewhere[replica].stored = written
+        self.known = True
 
     def take(self, row: BudgetRow, increases: Iterable[IncreaseRow]) -> None:
         """The budget was changed."""
@@ -180,7 +379,12 @@ class BudgetMeter:
     def start_again_if_over(self, now: float) -> None:
         if now >= self.span.ends_at:
             self.span = periods.around(Period(self.row.period), now, self._zone)
-            self.consumed = 0.0
+            self._charged = self._written = self._stored = 0.0
+            for share in self._elsewhere.values():
+                # Of the new period the store was not asked: all that others say counts.
+                said = share.said
+                share.said = BudgetCount(said.budget_id, self.span.begins_at, 0.0, 0.0, said.reserved)
+                share.stored = 0.0
             self.told = False
 
     def deny(self, amount: float, now: float) -> Denied | None:
@@ -188,11 +392,12 @@ class BudgetMeter:
         hard = self.hard_cost_units(now)
         if hard is None:
             return None
-        used = self.consumed + self.reserved
+        consumed = self.consumed
+        used = consumed + self.reserved
         if used + amount <= hard and used < hard:
             return None
         ends_at = self.span.ends_at
-        if self.consumed + amount <= hard and self.consumed < hard:
+        if consumed + amount <= hard and consumed < hard:
             ends_at = now + 1.0  # only estimates are in the way, and running requests end soon
         return Denied(
             code=DenialCode.BUDGET_EXHAUSTED,
@@ -242,7 +447,7 @@ class Reservation:
     def __init__(
         self,
         in_flight: Sequence[_InFlight],
-        token_cells: Sequence[tuple[_Window, list[float]]],
+        token_cells: Sequence[tuple[_Window, _Cell]],
         budgets: Sequence[BudgetMeter],
         tokens: float,
         cost_units: float,
@@ -256,11 +461,11 @@ class Reservation:
     def end(self, tokens: float) -> None:
         """The request has ended and took so many tokens. (What it was charged comes with `Gate.charged`.)"""
         for meter in self._in_flight:
-            meter.now_in_flight -= 1
+            meter.change(-1)
         for window, cell in self._token_cells:
             window.correct(cell, tokens - self._tokens)
         for budget in self._budgets:
-            budget.reserved = max(0.0, budget.reserved - self._cost_units)
+            budget.reserve(-self._cost_units)
 
 
 NOTHING_HELD = Reservation((), (), (), 0.0, 0.0)
@@ -277,6 +482,10 @@ class Gate:
         self._budgets: dict[int, BudgetMeter] = {}
         self._by_owner: dict[str, list[_Window | _InFlight | BudgetMeter]] = {}
         self._mean_completion: dict[str, float] = {}
+        # What changed since other replicas were told; as many as there are meters, at most.
+        self._touched_windows: set[_Window] = set()
+        self._touched_in_flight: set[_InFlight] = set()
+        self._touched_budgets: set[BudgetMeter] = set()
 
     def load(self, rules: Rules, now: float) -> None:
         """Other rules are in force; what was counted goes on where a limit or budget stays."""
@@ -284,18 +493,22 @@ class Gate:
         limits = {(tree.owner_name(row), row.kind): row for row in rules.limits}
         budgets = {row.id: row for row in rules.budgets}
         self._windows = {
-            place: self._windows.get(place) or _Window(place[0], LimitKind(place[1]))
+            place: self._windows.get(place) or _Window(place[0], LimitKind(place[1]), self._touched_windows)
             for place in limits
             if place[1] != LimitKind.IN_FLIGHT
         }
         self._in_flight = {
-            owner: self._in_flight.get(owner) or _InFlight(owner)
+            owner: self._in_flight.get(owner) or _InFlight(owner, self._touched_in_flight)
             for owner, kind in limits
             if kind == LimitKind.IN_FLIGHT
         }
         self._budgets = {
-            row.id: self._budgets.get(row.id) or BudgetMeter(tree.owner_name(row), row, now) for row in budgets.values()
+            row.id: self._budgets.get(row.id) or BudgetMeter(tree.owner_name(row), row, now, self._touched_budgets)
+            for row in budgets.values()
         }
+        self._touched_windows.intersection_update(self._windows.values())
+        self._touched_in_flight.intersection_update(self._in_flight.values())
+        self._touched_budgets.intersection_update(self._budgets.values())
         self._set_amounts(limits, budgets, rules.increases)
         self._by_owner = {}
         for meter in (*self._in_flight.values(), *self._windows.values(), *self._budgets.values()):
@@ -347,15 +560,15 @@ class Gate:
                     budgets.append(meter)
             if denied is not None:
                 return denied
-        token_cells: list[tuple[_Window, list[float]]] = []
+        token_cells: list[tuple[_Window, _Cell]] = []
         for window, amount in windows:
             cell = window.use(amount, now)
             if window.kind is LimitKind.TOKENS_PER_MINUTE:
                 token_cells.append((window, cell))
         for meter in in_flight:
-            meter.now_in_flight += 1
+            meter.change(1)
         for budget in budgets:
-            budget.reserved += cost_units
+            budget.reserve(cost_units)
             self._tell_if_over(budget, now)
         return Reservation(in_flight, token_cells, budgets, tokens, cost_units)
 
@@ -381,7 +594,7 @@ class Gate:
             for meter in self._by_owner.get(owner, ()):
                 if isinstance(meter, BudgetMeter) and meter.matches(model, tag):
                     meter.start_again_if_over(now)
-                    meter.consumed += cost_units
+                    meter.charge(cost_units)
                     self._tell_if_over(meter, now)
 
     # ------------------------------------------------------------------ budgets
@@ -399,6 +612,61 @@ class Gate:
         return frozenset(
             budget.owner for budget in self._budgets.values() if budget.row.borrow_over_soft and budget.over_soft(now)
         )
+
+    # ------------------------------------------------------------------ other replicas
+
+    def counted(self, *, everything: bool = False) -> Counted:
+        """For other replicas: what was counted here since changes were asked for last; or everything, again."""
+        if everything:
+            return Counted(
+                [each for window in self._windows.values() for each in window.counted(everything=True)],
+                [InFlightCount(meter.owner, meter.here) for meter in self._in_flight.values() if meter.here],
+                self.charges(),
+            )
+        counted = Counted(
+            [each for window in self._touched_windows for each in window.counted(everything=False)],
+            [InFlightCount(meter.owner, meter.here) for meter in self._touched_in_flight],
+            [budget.count() for budget in self._touched_budgets],
+        )
+        self._touched_windows.clear()
+        self._touched_in_flight.clear()
+        self._touched_budgets.clear()
+        return counted
+
+    def counted_elsewhere(self, replica: str, counted: Counted, now: float) -> None:
+        """Another replica says what it counted. What is of limits that are not in force here says nothing."""
+        for each in counted.windows:
+            window = self._windows.get((each.owner, each.kind))
+            if window is not None:
+                window.used_elsewhere(replica, each.second, each.used, now)
+        for one in counted.in_flight:
+            meter = self._in_flight.get(one.owner)
+            if meter is not None:
+                meter.is_elsewhere(replica, one.requests)
+        for said in counted.budgets:
+            budget = self._budgets.get(said.budget_id)
+            if budget is not None:
+                budget.charged_elsewhere(replica, said, now)
+
+    def gone(self, replica: str) -> None:
+        """Nothing more is heard of another replica: nothing is in flight there. Minutes end by themselves."""
+        for meter in self._in_flight.values():
+            meter.is_elsewhere(replica, 0)
+        for budget in self._budgets.values():
+            budget.is_gone(replica)
+
+    def charges(self) -> list[BudgetCount]:
+        """What was charged to each budget here until now; for `written`."""
+        return [budget.count() for budget in self._budgets.values()]
+
+    def written(self, before: Iterable[BudgetCount]) -> None:
+        """What was charged then is in the store now."""
+        for each in before:
+            budget = self._budgets.get(each.budget_id)
+            if budget is not None:
+                budget.is_written(each)
+
+    # ------------------------------------------------------------------ inside
 
     def _tell_if_over(self, budget: BudgetMeter, now: float) -> None:
         if budget.told or not budget.over_soft(now):

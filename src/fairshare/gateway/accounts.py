@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from math import isinf
 from typing import assert_never
 
+from fairshare.accounts.fleet import Fleet
 from fairshare.accounts.gate import BudgetMeter, DenialCode, Denied, Gate, Reservation, SoftPassed
 from fairshare.accounts.rights import Actor, Role
 from fairshare.accounts.service import Tree
@@ -62,6 +63,7 @@ class LiveAccounts:
         self._ticked = ticked
         self._told = told
         self._gate = Gate(told=self._tell)
+        self._fleet: Fleet | None = None
         self._version = -1
         self._keys_version = 0
         self._tree = Tree(())
@@ -162,6 +164,11 @@ class LiveAccounts:
         """Owners (as `team:search`) that may only borrow now, because they are over a soft budget."""
         return self._gate.borrowing(self._wall())
 
+    def share(self, replica: str) -> Fleet:
+        """Limits and budgets are counted together with other replicas from now on; this one has that name."""
+        self._fleet = Fleet(self._gate, replica, written=self._ledger.mark())
+        return self._fleet
+
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
@@ -190,6 +197,8 @@ class LiveAccounts:
             if await self._accounts.version() != self._version:
                 await self._load()
             await self._count_budgets()
+            if self._fleet is not None:
+                await self._say_what_is_written(self._fleet)
             if self._is_away:
                 self._is_away = False
                 log.warning("The store answers again; keys, limits and budgets are up to date.")
@@ -218,6 +227,8 @@ class LiveAccounts:
     def _take(self, rules: Rules) -> None:
         self._tree = Tree(rules.nodes)
         self._gate.load(rules, self._wall())
+        if self._fleet is not None:
+            self._fleet.rules_changed(self._wall())
         self._operators = {
             bytes.fromhex(row.sha256): Actor(name=f"operator {row.id}", role=Role(row.role), node_id=row.node_id)
             for row in rules.operators
@@ -229,11 +240,11 @@ class LiveAccounts:
         self._version = self._keys_version = rules.version
 
     async def _count_budgets(self) -> None:
-        """Learn what budgets that are new here were charged already."""
+        """Learn what budgets that are new here were charged already, and by replicas that are."""
         for budget in self._gate.unknown_budgets():
             kind, _, name = budget.owner.partition(":")
-            # From this mark on requests are counted as they end; up to it the store knows.
-            mark, before = self._ledger.mark(), budget.consumed
+            # From these marks on requests are counted as they end, or as others say; up to them the store knows.
+            marks, scan = [self._ledger.mark(), *(() if self._fleet is None else self._fleet.marks())], budget.scan()
             await self._ledger.flush()
             consumed = await self._ledger_store.consumed(
                 column=COLUMN_OF[kind],
@@ -241,10 +252,16 @@ class LiveAccounts:
                 model=budget.row.model,
                 tag=budget.row.tag,
                 since=budget.span.begins_at,
-                until_mark=mark,
+                until=marks,
             )
-            budget.consumed += consumed - before
-            budget.known = True
+            budget.scanned(scan, consumed)
+
+    async def _say_what_is_written(self, fleet: Fleet) -> None:
+        """Others count from the store what this replica says to be there."""
+        mark, charges = self._ledger.mark(), self._gate.charges()
+        if charges:
+            await self._ledger.flush()
+            fleet.written_until(mark, charges)
 
     # ------------------------------------------------------------------ inside
 

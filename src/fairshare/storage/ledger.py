@@ -170,9 +170,9 @@ class LedgerStore:
     # ------------------------------------------------------------------ reading
 
     async def consumed(
-        self, *, column: str, value: str, model: str | None, tag: str | None, since: float, until_mark: Mark
+        self, *, column: str, value: str, model: str | None, tag: str | None, since: float, until: Iterable[Mark]
     ) -> float:
-        """Cost units that one level (a column of the account) was charged since then, up to a mark.
+        """Cost units that one level (a column of the account) was charged since then; of these writers, up to a mark.
 
         Months of which only the sums are left count if they began since then. Raises `StoreUnavailable`.
         """
@@ -185,8 +185,8 @@ class LedgerStore:
                 conditions.append(table.c.tag == tag)
             return conditions
 
-        beyond = and_(ledger.c.writer == until_mark.writer, ledger.c.number >= until_mark.number)
-        rows = select(func.sum(ledger.c.cost_units)).where(*matches(ledger, "ended_at"), not_(beyond))
+        up_to = [not_(and_(ledger.c.writer == mark.writer, ledger.c.number >= mark.number)) for mark in until]
+        rows = select(func.sum(ledger.c.cost_units)).where(*matches(ledger, "ended_at"), *up_to)
         rolled = select(func.sum(months.c.cost_units)).where(*matches(months, "begins_at"))
         async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
             return sum([float((await connection.scalar(each)) or 0.0) for each in (rows, rolled)])
