@@ -175,3 +175,21 @@ def test_a_queue_says_its_mode_and_its_pool(mode: Mode) -> None:
     pool = Pool("p", 1, {"A": 1}, 0.0, clock=lambda: 0.0)
     queue = make_queue(pool, mode, instances=[Instance(id="e0", part_slots=1)])
     assert (queue.mode, queue.pool, queue.snapshot().mode) == (mode, pool, mode)
+
+
+def test_observe_shows_seats_of_recalled_requests_as_free_after_the_grace() -> None:
+    desk = Desk(2, HALVES, mode=Mode.OBSERVE, seats=2)
+    desk.submit("A", 2)
+    desk.submit("B")
+    assert desk.queue.snapshot().held == 1
+    desk.time.now = 1.0
+    desk.release("B1")
+    assert desk.queue.snapshot().held == 0
+
+
+def test_observe_decays_in_its_shadow_too_and_shows_the_seats_that_engines_reported() -> None:
+    instances = [Instance(id="e0", part_slots=2)]
+    desk = Desk(2, HALVES, mode=Mode.OBSERVE, half_life=60.0, instances=instances)
+    assert desk.queue._shadow_pool.half_life_seconds == 60.0
+    desk.queue.running_seen("e0", 5)
+    assert [stat.seats for stat in desk.queue.snapshot().instances] == [5]

@@ -167,6 +167,16 @@ def test_a_removed_instance_is_forgotten_when_its_last_request_ends() -> None:
     assert [stat.id for stat in instances.stats()] == ["e1"]
 
 
+def test_instances_that_come_and_go_leave_nothing_behind() -> None:
+    instances = table(4)
+    for number in range(100):
+        instances.changed(Instance(id=f"x{number}", part_slots=4))
+        instances.place(f"x{number}", "a", 1)
+        instances.removed(f"x{number}")
+        instances.take_off(f"x{number}", "a", 1)
+    assert (len(instances._loads), len(instances._moved), len(instances._by_room)) == (1, 0, 1)
+
+
 def test_an_instance_may_be_removed_and_come_back_while_it_runs_something() -> None:
     instances = table(4)
     instances.place("e0", "a", 2)

@@ -1252,10 +1252,10 @@ class HoldQueue:
                 team.turn_floor = self._turn_virtual_time
             if not had_own:
                 team.borrow_floor = self._borrow_virtual_time
-            if team.held or team.recallable or not team.is_idle:
-                self._changed.add(team.name)
-            else:
+            if team.is_idle:
                 self._forget_if_idle(team)
+            else:
+                self._changed.add(team.name)
 
     def _note_consumption(self, name: str) -> None:
         """Keep the sum of what the pool's teams consumed, for the LF of `weighted`."""
