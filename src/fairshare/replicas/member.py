@@ -190,6 +190,8 @@ class Member:
         self._session_number = 0
         self._joined: str | None = None
         """The owner that it announced itself to."""
+        self._is_declined = False
+        """That one said that it is none: it is not asked again before something is new."""
         self._welcome_until = float("inf")
         self._lease_called_at = 0.0
         self._loading = False
@@ -289,6 +291,7 @@ class Member:
             self._ports.call(LoadCall(self.lease, self._keeper.epoch, tuple(self._queues)))
         if now >= self._welcome_until:
             self._leave(now)
+        self._join(now)
         decisions = self._replica.tick()
         self._see_whether_left(now)
         if not self._saves_last:
@@ -303,6 +306,7 @@ class Member:
     def connected(self, peer: str) -> None:
         """There is a link to that replica, where there was none."""
         self._linked.add(peer)
+        self._is_declined = False
         self._join(self._ports.clock())
         self._finish([])
 
@@ -337,6 +341,7 @@ class Member:
         match call:
             case LeaseCall():
                 lease = answer if isinstance(answer, Lease) else None
+                self._is_declined = self._is_declined and lease is None
                 self._took(self._keeper.answered(call.call, self._lease_called_at, lease, now), now)
             case LoadCall():
                 self._loading = False
@@ -352,6 +357,7 @@ class Member:
                 if self._last_save is not None:
                     (last, self._saving), self._last_save = self._last_save, None
                     self._ports.call(last)
+        self._join(now)
         self._finish(self._replica.settle())
 
     def drain(self) -> None:
@@ -451,7 +457,7 @@ class Member:
         owner = self._keeper.owner
         if self._keeper.role is LeaseRole.OWNER or self._joined is not None or owner not in self._linked:
             return
-        if self._replica.state is ReplicaState.FOLLOWING:
+        if self._replica.state is ReplicaState.FOLLOWING or self._is_declined:
             return
         self._session_number += 1
         self._joined = owner
@@ -461,6 +467,7 @@ class Member:
 
     def _see_whether_left(self, now: float) -> None:
         if self._joined is not None and self._replica.state is not ReplicaState.FOLLOWING:
+            self._is_declined = True
             self._leave(now)
 
     def _leave(self, now: float) -> None:

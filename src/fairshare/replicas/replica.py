@@ -60,6 +60,8 @@ class ReplicaOptions:
     """So long it decides itself; then it refuses what is new and what it holds."""
     alive_every_seconds: float = 5.0
     """Between two lists of what runs."""
+    replicas_expected: int = 1
+    """How many share a pool with this one among them, as long as no owner has said it."""
     beat_every_seconds: float = 1.0
     """Between two questions how long the owner may be trusted."""
 
@@ -128,7 +130,7 @@ class Replica:
         """When it came into this state."""
         self.epoch = 0
         """Of the last owner that it followed."""
-        self.replicas = 1
+        self.replicas = options.replicas_expected
         """How many there were, as the last owner said."""
         self.degraded_grants_total = 0
         self._options = options
@@ -138,6 +140,8 @@ class Replica:
         self._local: Mapping[str, DispatchQueue] = {}
         """While degraded."""
         self._alone_since = clock()
+        self._is_welcome = False
+        """The owner that it announced itself to has answered: it is one."""
         self._shown: Sequence[PoolShown] = ()
         self._mine: dict[str, _Mine] = {}
         self._charges: dict[int, Released] = {}
@@ -195,6 +199,7 @@ class Replica:
         """There is a link to the owner: what to say on it first. Whatever follows is in `take_outbox`."""
         now = self._clock()
         self._local = {}
+        self._is_welcome = False
         self._enter(ReplicaState.FOLLOWING, now)
         self._heard = 0
         self._alive_at = now + self._options.alive_every_seconds
@@ -217,8 +222,11 @@ class Replica:
             return
         self._exchange = self._supervised = self._owned = None
         self._outbox.clear()
-        self._alone_since = self._clock()
-        self._enter(ReplicaState.WAITING, self._alone_since)
+        now = self._clock()
+        if self._is_welcome:
+            # Else it only asked one that is no owner, and has been alone all the time.
+            self._alone_since = now
+        self._enter(ReplicaState.WAITING, now)
 
     def take_outbox(self) -> list[Message]:
         """What to send on the link now."""
@@ -259,6 +267,7 @@ class Replica:
                         self.disconnected()  # an owner of the past that does not know it yet
                         break
                     self.epoch = message.epoch
+                    self._is_welcome = True
                     self._trusts_until = message.at + message.trusted_seconds
                     self._refreshed(message)
                 case Trust():
@@ -290,7 +299,7 @@ class Replica:
         if self.state is ReplicaState.WAITING and now >= self._alone_since + self._options.degrade_after_seconds:
             return self._degrade(now)
         if self.state is ReplicaState.DEGRADED:
-            if now >= self.since + self._options.degraded_longest_seconds:
+            if now >= self._alone_until:
                 return self._refuse(now)
             decisions: list[Decision] = []
             for local in self._local.values():
@@ -299,6 +308,11 @@ class Replica:
                     decisions += local.tick()
             return self._decided(decisions)
         return []
+
+    @property
+    def _alone_until(self) -> float:
+        """When it stops to decide alone, whoever it has asked in vain meanwhile."""
+        return self._alone_since + self._options.degrade_after_seconds + self._options.degraded_longest_seconds
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do; None: nothing waits for time."""
@@ -311,8 +325,7 @@ class Replica:
                 return self._alone_since + self._options.degrade_after_seconds
             case ReplicaState.DEGRADED:
                 deadlines = [local.next_deadline() for local in self._local.values()]
-                ends_at = self.since + self._options.degraded_longest_seconds
-                return min([ends_at, *(deadline for deadline in deadlines if deadline is not None)])
+                return min([self._alone_until, *(deadline for deadline in deadlines if deadline is not None)])
             case ReplicaState.REFUSING:
                 return None
 
@@ -535,6 +548,7 @@ class Replica:
             match decision:
                 case Send():
                     self.degraded_grants_total += 1
+                    decision.degraded = True
                     mine.sent, mine.began = True, False
                     mine.pool, mine.instance_id = decision.pool, decision.instance_id
                     mine.priority, mine.standing = decision.priority, decision.standing

@@ -36,11 +36,11 @@ def check(world: "World") -> None:
                     world.epoch = owner.epoch
                     world.epochs += 1
                     world.inherited = {node.name, *(session.peer for session in owner.sessions)}
-                    world.note(node, f"decides in epoch {owner.epoch}, knows {sorted(world.inherited)}")
+                    world.note(node, "decides in epoch", owner.epoch, "and knows", sorted(world.inherited))
                 elif owner.epoch == world.epoch:
-                    world.inherited.update(
-                        session.peer for session in owner.sessions if session.peer not in _late(world)
-                    )
+                    new = {session.peer for session in owner.sessions} - world.inherited
+                    if new:
+                        world.inherited |= new - _late(world)
     _must(len(deciding) <= 1, f"{[node.name for node in deciding]} decide at the same time")
     found = world.within_share_slots()
     capacity = sum(world.plan.capacities.values())
@@ -48,6 +48,9 @@ def check(world: "World") -> None:
         found["owner"] <= capacity,
         f"{found['owner']} within-share slots were given by owners, the pools have {capacity} ({found})",
     )
+    for node in world.nodes:
+        alone = node.degraded_slots()
+        _must(alone <= node.part_slots, f"{node.name} gave {alone} within-share slots alone, of {node.part_slots}")
     if deciding and (owner := deciding[0].member._owner) is not None and not owner.is_gathering:
         _check_owner(world, owner)
 
@@ -69,6 +72,17 @@ def _check_owner(world: "World", owner: object) -> None:
     from fairshare.replicas.owner import Owner
 
     assert isinstance(owner, Owner)
+    for name, queue in owner.queues.items():
+        now = queue.pool.begin()
+        lost = sum(
+            each.slots
+            for of_replica in owner._lost.values()
+            for each in of_replica
+            if each.pool == name and each.until > now
+        )
+        _must(queue.pool.phantom_slots == lost, f"{queue.pool.phantom_slots} phantoms in pool {name}, {lost} are lost")
+    for session in owner.sessions:
+        _must(session.peer not in owner._lost, f"{session.peer} has announced itself and still has phantoms")
     if world.plan.half_life_seconds is None:
         expected: defaultdict[str, float] = defaultdict(float)
         for node in (*world.nodes, *world.past):

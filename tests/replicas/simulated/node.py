@@ -1,9 +1,11 @@
 """A model of one process: its clock, its requests and their engines, and the real machines of `fairshare.replicas`."""
 
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fairshare.core.decisions import (
     Decision,
@@ -19,9 +21,8 @@ from fairshare.core.decisions import (
 from fairshare.core.hold import HoldQueue
 from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass, Standing
-from fairshare.replicas.member import Member, StoreCall
-from fairshare.replicas.messages import OnLink
-from fairshare.replicas.replica import ReplicaState
+from fairshare.replicas.member import LeftBehind, Member, StoreCall
+from fairshare.replicas.messages import Estate, OnLink
 from replicas.simulated.network import Link
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Node:
         self.calls: dict[str, Call] = {}
         self.charged: list[tuple[str, float]] = []
         """(team, cost units) of its requests that ended, in the order in which they did."""
+        self.part_slots = 0
+        """The most that it may give within share without an owner."""
         self._summed = (0, Counter[str]())
         self._deferred: deque[Callable[[], None]] = deque()
         self._links: dict[str, list[Link]] = {}
@@ -137,7 +140,7 @@ class Node:
                 self.member.disconnected(peer)
 
     def heard(self, link: Link, peer: str, message: OnLink) -> None:
-        self.world.note(self, f"hears {message} of {peer}")
+        self.world.note(self, "hears", peer, message)
         self.member.received(peer, message)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ ports
@@ -159,12 +162,14 @@ class Node:
             self.world.timeline.after(0.0, lambda: self.does(self._flush))
 
     def call(self, call: StoreCall) -> None:
-        self.world.note(self, f"asks the store: {call}")
+        self.world.note(self, "asks the store", call)
 
         def answered(answer: object) -> None:
             def takes() -> None:
-                self.world.note(self, f"is answered {answer}")
+                self.world.note(self, "is answered", answer)
                 self.member.answered(call, answer)  # type: ignore[arg-type]
+                if isinstance(answer, LeftBehind):
+                    self._check_restored(answer)
 
             self.does(takes)
 
@@ -172,6 +177,28 @@ class Node:
             self.world.database.call(call, answered)
         else:
             self.world.timeline.after(2.0, lambda: answered(None))
+
+    def _check_restored(self, left: LeftBehind) -> None:
+        """Usage is what was saved, decayed, and what this replica itself has to add."""
+        owner = self.member._owner  # pyright: ignore[reportPrivateUsage]
+        if owner is None:
+            return
+        counted = msgspec.msgpack.decode(left.state, type=Estate).counted.get(self.name, 0) if left.state else 0
+        expected: defaultdict[str, float] = defaultdict(float)
+        for team, cost_units in self.charged[counted:]:
+            expected[team] += cost_units
+        half_life = self.world.plan.half_life_seconds
+        for by_team in left.usage.values():
+            for team, (cost_units, age_seconds) in by_team.items():
+                expected[team] += cost_units * (0.5 ** (age_seconds / half_life) if half_life else 1.0)
+        restored: defaultdict[str, float] = defaultdict(float)
+        for queue in owner.queues.values():
+            for team, cost_units in queue.pool.usage()[0].items():
+                restored[team] += cost_units
+        for team in expected.keys() | restored.keys():
+            assert abs(expected[team] - restored[team]) < 1e-6, (
+                f"{team} has {restored[team]:.6f} cost units after the failover, not {expected[team]:.6f}"
+            )
 
     def owner_is(self, lease: str, owner: str, address: str) -> None:
         pass  # everybody is linked to everybody anyway
@@ -206,7 +233,7 @@ class Node:
             self.world.submitted += 1
             if self.rng.random() < 0.1:
                 self.world.timeline.after(self.rng.expovariate(0.5), lambda: self.does(lambda: self._leaves(call)))
-            self.world.note(self, f"gets {request.id} of {team}")
+            self.world.note(self, "gets", request.id, "of", team)
             self.carry_out(self.member.queue(pool).submitted(request))
 
         self.does(submits)
@@ -223,7 +250,7 @@ class Node:
             self._carrying_out = False
 
     def _do(self, decision: Decision) -> None:
-        self.world.note(self, f"carries out {decision}")
+        self.world.note(self, "carries out", decision)
         call = self.calls.get(decision.request_id)
         assert call is not None, f"{decision} is about a request that has ended"
         match decision:
@@ -233,8 +260,12 @@ class Node:
                 call.attempt += 1
                 call.standing, call.instance_id = decision.standing, decision.instance_id
                 replica = self.member._replica  # pyright: ignore[reportPrivateUsage]
-                call.degraded = replica.state is ReplicaState.DEGRADED
+                # A grant of the replica's own pool: an owner's is a remote one.
+                call.degraded = decision.grant._pool is not None  # pyright: ignore[reportPrivateUsage]
                 call.epoch = replica.epoch
+                if call.degraded:
+                    part = sum(max(1, slots // replica.replicas) for slots in self.world.plan.capacities.values())
+                    self.part_slots = max(self.part_slots, part)
                 if self.rng.random() < 0.03:
                     other = self.member.queue(call.pool).reassigned(call.request.id, frozenset((call.instance_id,)))
                     call.instance_id = other or call.instance_id
@@ -276,8 +307,15 @@ class Node:
         del self.calls[call.request.id]
         self.charged.append((call.request.team, cost_units))
         self.world.served += 1
-        self.world.note(self, f"ends {call.request.id}")
+        self.world.note(self, "ends", call.request.id)
         self.carry_out(self.member.queue(call.pool).released(call.request.id, cost_units))
+
+    def degraded_slots(self) -> int:
+        """Within-share slots of what it sent without an owner and what has not ended."""
+        return sum(
+            call.degraded and call.place == "sent" and call.standing is Standing.WITHIN_SHARE
+            for call in self.calls.values()
+        )
 
     def charged_up_to(self, number: int) -> Mapping[str, float]:
         """Team → what its first `number` requests that ended here consumed."""

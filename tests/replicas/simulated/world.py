@@ -45,7 +45,7 @@ class Plan:
         default_factory=lambda: MemberOptions(
             lease=LeaseOptions(lease_seconds=5.0, renew_every_seconds=1.0),
             owner=OwnerOptions(longest_request_seconds=LONGEST_REQUEST_SECONDS, show_every_seconds=2.0),
-            replica=ReplicaOptions(degraded_longest_seconds=20.0),
+            replica=ReplicaOptions(degraded_longest_seconds=20.0, replicas_expected=2),
         )
     )
     fenced: bool = True
@@ -75,7 +75,7 @@ class World:
         self.timeline = Timeline()
         self.database = Database(self.timeline, self.rng, fenced=plan.fenced)
         self.network = Network(self.timeline, self.rng)
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self._trace: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=TRACE_LINES)
         self.submitted = self.served = self.cancelled = 0
         self.refused: Counter[str] = Counter()
         self.crashed = 0
@@ -102,8 +102,13 @@ class World:
         self._number += 1
         return self._number
 
-    def note(self, node: Node | None, what: str) -> None:
-        self.trace.append(f"{self.timeline.now:9.4f} {node.name if node else 'world':5} {what}")
+    def note(self, node: Node | None, *what: object) -> None:
+        self._trace.append((self.timeline.now, node.name if node else "world", what))
+
+    @property
+    def trace(self) -> list[str]:
+        """The last things that happened."""
+        return [f"{at:9.4f} {who:5} {' '.join(map(str, what))}" for at, who, what in self._trace]
 
     def happened(self, node: Node) -> None:
         """After every step of a process."""
@@ -192,7 +197,7 @@ class World:
         node = self._some()
         if node is not None:
             kind = self.rng.choice(self.plan.kinds or tuple(faults))
-            self.note(node, f"FAULT {kind}")
+            self.note(node, "FAULT", kind)
             faults[kind](node)
 
     def crash(self, node: Node, *, back_after_seconds: float | None = None) -> None:
@@ -280,7 +285,7 @@ class World:
         def again() -> None:
             self.database.is_up = True
 
-        self.timeline.after(self.rng.choice((1.0, 5.0, 12.0, 20.0)), again)
+        self.timeline.after(self.rng.choice((1.0, 5.0, 12.0, 30.0)), again)
 
     def _store_slow(self, node: Node) -> None:
         self.database.latest_seconds = self.rng.choice((0.5, 2.0, 6.0))
