@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from fairshare import clock
@@ -61,6 +62,7 @@ from fairshare.replicas.lease import groups
 from fairshare.replicas.member import MemberOptions
 from fairshare.replicas.owner import OwnerOptions
 from fairshare.replicas.peers import PeerAddress
+from fairshare.replicas.replica import ReplicaOptions
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database, StoreUnavailable
@@ -265,6 +267,21 @@ class Gateway:
 
     def pools(self) -> list[PoolStatus]:
         """The state of every pool, in the order of the configuration."""
+        return [self._as_its_owner_sees_it(status) for status in self._pools_here()]
+
+    def _as_its_owner_sees_it(self, status: PoolStatus) -> PoolStatus:
+        """With other machines: what is in flight, held and used is known to the owner only."""
+        seen = None if self._replication is None else self._replication.seen(status.name)
+        if seen is None:
+            return status
+        return msgspec.structs.replace(
+            seen,
+            findings=status.findings,
+            finding_details=status.finding_details,
+            replication=status.replication,
+        )
+
+    def _pools_here(self) -> list[PoolStatus]:
         of_the_store = [each.finding() for each in (self._ledger, self._accounts, self._history) if each is not None]
         return [
             pool_status(
@@ -633,6 +650,7 @@ class Gateway:
             database=Database(address),
             decided=self._driver.decided,
             new_queues=self._new_queues,
+            shown=lambda names: [status for status in self._pools_here() if status.name in names],
             clock=self._driver.clock,
         )
 
@@ -641,7 +659,10 @@ class Gateway:
         for lease, names in groups({name: each.spec.fallback for name, each in self._composed.items()}).items():
             members = [self._composed[name] for name in names]
             longest_seconds = max(each.spec.timeouts.longest_request_seconds for each in members)
-            options = MemberOptions(owner=OwnerOptions(longest_request_seconds=longest_seconds))
+            options = MemberOptions(
+                owner=OwnerOptions(longest_request_seconds=longest_seconds),
+                replica=ReplicaOptions(replicas_expected=1 if self._seat is None else self._seat.workers),
+            )
             replication.add(lease, {each.spec.name: each.queue for each in members}, options)
         for spec in _fallbacks_first(self._spec.pools):
             composed = self._composed[spec.name]

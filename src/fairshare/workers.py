@@ -268,7 +268,12 @@ class Workers:
         ours.setblocking(False)
         assert place.listening is not None
         seat = WorkerSeat(
-            index=place.index, name=name, folder=str(folder), listening=place.listening.fileno(), life=theirs.fileno()
+            index=place.index,
+            workers=len(self._places),
+            name=name,
+            folder=str(folder),
+            listening=place.listening.fileno(),
+            life=theirs.fileno(),
         )
         with theirs:
             process = await asyncio.create_subprocess_exec(

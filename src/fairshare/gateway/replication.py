@@ -10,10 +10,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from fairshare.clock import Clock, monotonic
 from fairshare.core.decisions import Decision, DispatchQueue
 from fairshare.core.pool import Pool
-from fairshare.gateway.status import ReplicationStatus
+from fairshare.gateway.status import PoolStatus, ReplicationStatus
 from fairshare.replicas.lease import CallKind, Lease
 from fairshare.replicas.link import LinkOptions, PeerLink
 from fairshare.replicas.member import (
@@ -44,6 +46,16 @@ FIRST_OWNER_SECONDS = 8.0
 """How long a replica that starts waits for somebody to own its pools: longer than a lease lasts."""
 
 
+SHOW_SECONDS = 1.0
+"""How often a replica asks the owner on another machine what its pools look like."""
+
+STALE_SECONDS = 5.0
+"""What an owner said longer ago is not shown any more."""
+
+POOLS = "pools"
+"""What is asked: the state of the pools of a lease, which is named. The answer is JSON of `PoolStatus`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSpec:
     """Who this replica is, and where."""
@@ -66,10 +78,12 @@ class Replication:
         database: Database,
         decided: Callable[[str, list[Decision]], None],
         new_queues: Callable[[Sequence[str], int], Mapping[str, DispatchQueue]],
+        shown: Callable[[Sequence[str]], Sequence[PoolStatus]] = lambda _: (),
         clock: Clock = monotonic,
     ) -> None:
         """
         Args:
+            shown: the state of these pools, as this process knows it.
             database: where leases are.
             decided: `PoolDriver.decided`.
             new_queues: makes fresh queues of these pools over C / n slots, given n.
@@ -79,6 +93,10 @@ class Replication:
         self._store = LeaseStore(database)
         self._decided = decided
         self._new_queues = new_queues
+        self._shown = shown
+        self._seen: dict[str, tuple[float, PoolStatus]] = {}
+        """Pool → when its owner said what it looks like, and what."""
+        self._asking: asyncio.Task[None] | None = None
         self._clock = clock
         self._router = Router(self._other)
         self._of_pool: dict[str, _Ports] = {}
@@ -100,6 +118,9 @@ class Replication:
         self._address = str(await self._port.start(self._spec.listen))
         if self._spec.advertise is not None:
             self._address = self._spec.advertise
+        if not self._spec.listen.path:
+            # Workers of one machine have a parent, which asks the one that knows.
+            self._asking = asyncio.create_task(self._keep_asking())
 
     def add(self, lease: str, settings: Mapping[str, DispatchQueue], options: MemberOptions) -> None:
         """A group of pools to share. `settings`: their queues as this process would drive them alone; nobody does."""
@@ -161,9 +182,10 @@ class Replication:
             log.error("%d charges of requests are lost: no owner saved them in time.", lost)
         for ports in all_ports:
             ports.stop()
-        for task in self._calls:
+        tasks = [*self._calls, *([] if self._asking is None else [self._asking])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._port.close()
         await self._database.close()
 
@@ -186,6 +208,13 @@ class Replication:
             peers=sorted(self._links),
             unreachable=[f"{address}: {why}" for address, why in self._port.failures.items()],
         )
+
+    def seen(self, pool: str) -> PoolStatus | None:
+        """A pool as its owner on another machine sees it; None: it is owned here, or the owner is not heard of."""
+        if self._of_pool[pool].member.role is not Role.FOLLOWER:
+            return None
+        at, status = self._seen.get(pool, (float("-inf"), None))
+        return status if at + STALE_SECONDS > self._clock() else None
 
     # ------------------------------------------------------------------ links (`Handler`)
 
@@ -216,8 +245,24 @@ class Replication:
         if links:
             links[0].send(message)
 
+    async def _keep_asking(self) -> None:
+        while True:
+            await asyncio.sleep(SHOW_SECONDS)
+            for member in self._router.members:
+                if member.role is Role.FOLLOWER:
+                    self.send(member.status().owner, Asked(0, POOLS, member.lease.encode()))
+
     def _other(self, peer: str, message: Asked | Told) -> None:
-        pass
+        """What members do not look into. A newer version may ask and tell more."""
+        if message.about != POOLS:
+            return
+        if isinstance(message, Told):
+            for status in msgspec.json.decode(message.content, type=list[PoolStatus]):
+                self._seen[status.name] = (self._clock(), status)
+            return
+        for member in self._router.members:
+            if member.lease.encode() == message.content and member.owns:
+                self.send(peer, Told(message.number, POOLS, msgspec.json.encode(self._shown(member.pools))))
 
     def _rearm(self) -> None:
         for ports in set(self._of_pool.values()):

@@ -28,6 +28,8 @@ class WorkerSeat(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     """Its place, from 0."""
+    workers: int
+    """How many places there are."""
     name: str
     """Tells it from those that had its place before."""
     folder: str
