@@ -148,10 +148,17 @@ lock-vllm: ## renew requirements/vllm.txt from requirements/vllm.in (needs uv, a
 
 # Debian packages that tests use beyond Python (as root). None is needed for the gateway itself.
 SYSTEM_PACKAGES := chromium systemd
+# Only its programs are used: nothing that it recommends, and no service that its installation starts.
+WITHOUT_SERVICE := prometheus
 
 system-deps: ## Debian packages that the fullest test run uses (root)
-	@if [ -z "$(SYSTEM_PACKAGES)" ]; then echo "system-deps: no Debian package is needed"; \
-	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SYSTEM_PACKAGES); fi
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SYSTEM_PACKAGES)
+	for package in $(WITHOUT_SERVICE); do \
+		dpkg-query --show --showformat='$${Status}' $$package 2>/dev/null | grep -q ' installed' && continue; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package || exit 1; \
+		if [ -d /run/systemd/system ]; then systemctl disable --now $$package || exit 1; fi; \
+	done
 
 clean: ## remove what was built
 	rm -rf $(VENV) .venv-* build dist mutants .pytest_cache .ruff_cache .hypothesis

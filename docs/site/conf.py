@@ -23,7 +23,7 @@ myst_heading_anchors = 4
 
 KINDS = {
     "Tutorial": ["tutorial.md"],
-    "How to": ["howto/*.md", "operations*.md", "status-page.md"],
+    "How to": ["howto/*.md", "operations*.md", "runbook.md", "status-page.md"],
     "Reference": ["reference/*.md", "glossary.md"],
     "Explanation": ["*.md", "*/*.md"],
 }

@@ -93,6 +93,7 @@ def test_what_was_refused_or_broke_counts_as_failed_with_its_reason() -> None:
         (("pool", "chat"), ("reason", "queue_full")): 1.0,
         (("pool", "chat"), ("reason", "engine_aborted")): 1.0,
         (("pool", "chat"), ("reason", "engine_error")): 1.0,
+        (("pool", "chat"), ("reason", "internal_error")): 0.0,
     }
 
 
@@ -144,7 +145,7 @@ def test_what_engines_say_is_shown_as_they_say_it_and_what_they_do_not_say_is_ab
         ],
     )
     found = samples(metrics_of(pool))
-    first = (("instance", "http://a:1"), ("pool", "chat"))
+    first = (("engine", "http://a:1"), ("pool", "chat"))
     assert found["fairshare_instance_running"] == {first: 7.0}
     assert found["fairshare_instance_waiting"] == {first: 2.0}
     assert found["fairshare_instance_kv_usage"] == {first: 0.5}
@@ -216,8 +217,8 @@ def test_gauges_show_the_pools_at_the_time_of_the_scrape() -> None:
     assert found["fairshare_recalls_total"] == {(("pool", "chat"),): 3.0}
     assert found["fairshare_recalled_slot_seconds_total"] == {(("pool", "chat"),): 1.5}
     assert found["fairshare_instance_up"] == {
-        (("instance", "http://a:1"), ("pool", "chat")): 1.0,
-        (("instance", "http://b:1"), ("pool", "chat")): 0.0,
+        (("engine", "http://a:1"), ("pool", "chat")): 1.0,
+        (("engine", "http://b:1"), ("pool", "chat")): 0.0,
     }
     assert found["fairshare_connections"] == {(): 5.0}
     assert found["fairshare_connections_refused_total"] == {(): 1.0}

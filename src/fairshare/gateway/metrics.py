@@ -19,6 +19,7 @@ from fairshare.gateway.exchange import ENGINE_ERROR
 from fairshare.gateway.options import GatewaySpec
 from fairshare.gateway.ports import Counters, LedgerCounts, Outcome, RequestRecord
 from fairshare.gateway.status import PoolStatus
+from fairshare.wire.problems import INTERNAL_ERROR
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -142,33 +143,33 @@ RECALLED = MetricSpec(
     across=Across.OWNER,
 )
 INSTANCE_UP = MetricSpec(
-    "fairshare_instance_up", "gauge", ("pool", "instance"), "1: the engine is healthy.", across=Across.OWNER
+    "fairshare_instance_up", "gauge", ("pool", "engine"), "1: the engine is healthy.", across=Across.OWNER
 )
 INSTANCE_RUNNING = MetricSpec(
     "fairshare_instance_running",
     "gauge",
-    ("pool", "instance"),
+    ("pool", "engine"),
     "Requests that the engine says it runs, whoever sent them.",
     across=Across.OWNER,
 )
 INSTANCE_WAITING = MetricSpec(
     "fairshare_instance_waiting",
     "gauge",
-    ("pool", "instance"),
+    ("pool", "engine"),
     "Requests that wait inside the engine.",
     across=Across.OWNER,
 )
 INSTANCE_KV_USAGE = MetricSpec(
     "fairshare_instance_kv_usage",
     "gauge",
-    ("pool", "instance"),
+    ("pool", "engine"),
     "How full the engine's KV cache is, 0 to 1.",
     across=Across.OWNER,
 )
 INSTANCE_PREEMPTIONS = MetricSpec(
     "fairshare_instance_preemptions_total",
     "counter",
-    ("pool", "instance"),
+    ("pool", "engine"),
     "Requests that the engine has evicted since it started, because its KV cache was full.",
     across=Across.OWNER,
 )
@@ -378,6 +379,9 @@ class Metrics:
         self._series_of.clear()
         self._pools = frozenset(pool.name for pool in spec.pools)
         self._teams = frozenset(team.name for team in spec.teams).union(accounts, *(pool.shares for pool in spec.pools))
+        for pool in self._pools:
+            # A series that begins at 1 shows no increase, and the first fault of ours is one to hear of.
+            self._failed.setdefault((pool, INTERNAL_ERROR.code), 0)
 
     def finished(self, record: RequestRecord) -> None:
         said = (record.pool, record.team, record.service_class, record.standing, record.status)
