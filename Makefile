@@ -123,8 +123,8 @@ SECONDS ?= 60
 fuzz: $(STAMP) ## random clients, engines and bytes for SECONDS=60; what fails is printed with the line that replays it
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS)
 
-mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (minutes; docs/mutants.md)
-	$(BIN)/mutmut run
+mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (half an hour; docs/mutants.md)
+	PYTHONPATH=src $(BIN)/mutmut run
 	$(BIN)/mutmut results
 
 round-trip: $(STAMP) $(VLLM_STAMP) ## measure on a real vLLM what holding requests costs, and write it into docs/evaluation.md
