@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures bench bench-core bench-ledger bench-prefix fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -103,6 +103,9 @@ bench-core: $(STAMP) ## what one decision costs
 
 bench-ledger: $(STAMP) ## what the account of requests costs, and reports over a million of them (minutes)
 	$(BIN)/python bench/ledger.py $(BENCH)
+
+bench-relay: $(STAMP) ## the Python on the way of one request: microseconds, and instructions by file
+	$(BIN)/python bench/relay.py $(BENCH)
 
 bench-prefix: $(STAMP) ## hit rates and time to first token of `balance: prefix`, in virtual time (minutes)
 	$(BIN)/python bench/prefix.py --write $(BENCH)
