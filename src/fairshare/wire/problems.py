@@ -188,8 +188,8 @@ def refusal_message(refused: Refused, *, pool: str, team: str) -> str:
         case RefusalReason.NO_OWNER:
             return (
                 f"No replica of the gateway has decided for pool {pool!r} for {found:.0f} s, and this one may go on"
-                f" alone for {limit:.0f} s only. Try again after the time in Retry-After; if it lasts, tell whoever runs"
-                " the gateway: its replicas do not reach their store."
+                f" alone for {limit:.0f} s only. Try again after the time in Retry-After; if it lasts, tell whoever"
+                " runs the gateway: its replicas do not reach their store."
             )
         case _:
             assert_never(refused.reason)
