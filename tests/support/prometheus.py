@@ -1,4 +1,4 @@
-"""The real Prometheus of Debian (`make system-deps`): its promtool, and a server on loopback that is gone afterwards."""
+"""The real Prometheus of Debian (`make system-deps`): its promtool, and a server on loopback that ends with the test."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 ALERTS = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml"
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "fairshare.json"
 
-_START_SECONDS = 30.0
+_END_SECONDS = 30.0
 
 
 def _program(name: str) -> str:
@@ -81,19 +81,15 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]
         text=True,
     )
     assert process.stderr is not None
-    said: list[str] = []
+    said = ""
     try:
-        port = None
-        ready = False
         for line in process.stderr:
-            said.append(line)
-            if found := re.search(r'msg="Listening on" address=127\.0\.0\.1:([1-9]\d*)', line):
-                port = found[1]
-            ready = ready or "Server is ready to receive web requests" in line
-            if port and ready:
+            said += line
+            if "Server is ready to receive web requests" in line:
                 break
-        assert port and ready, "".join(said)
-        yield Prometheus(f"http://127.0.0.1:{port}")
+        listening = re.search(r'msg="Listening on" address=(127\.0\.0\.1:[1-9]\d*)', said)
+        assert listening, said
+        yield Prometheus(f"http://{listening[1]}")
     finally:
         process.terminate()
-        process.communicate(timeout=_START_SECONDS)
+        process.communicate(timeout=_END_SECONDS)
