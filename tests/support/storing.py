@@ -69,5 +69,6 @@ def row(number: int, **other: Any) -> LedgerRow:
         wasted_slot_seconds=0.0,
         client_cancelled=False,
         degraded=False,
+        finish_reason="stop",
     )
     return msgspec.structs.replace(base, **other)

@@ -170,6 +170,17 @@ def test_finish_reason_abort_is_a_failure() -> None:
     assert tail.usage == Usage(12, 8, 3)
 
 
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_a_stream_says_why_it_stopped(size: int) -> None:
+    for finish, told in (("length", "length"), ("stop", "stop"), ("a word of its own", "other")):
+        tail = StreamTail(strip_usage=False)
+        relay(tail, pieces_of(piece(" a") * 3 + piece("", finish=finish) + usage_event() + DONE, size))
+        assert tail.finish_reason == told
+    tail = StreamTail(strip_usage=False)
+    relay(tail, [piece("a"), piece("b"), piece("c", finish="length"), DONE])
+    assert tail.finish_reason == "length"
+
+
 def test_a_responses_stream_tells_its_usage_in_its_last_event() -> None:
     usage = {
         "input_tokens": 20,

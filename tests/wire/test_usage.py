@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fairshare.wire.usage import (
     ANSWER_END_BYTES,
+    FINISH_REASONS,
     MAX_ANSWER_BYTES,
     AnswerTail,
     CostWeights,
@@ -15,6 +16,7 @@ from fairshare.wire.usage import (
     answer_fields,
     read_answer,
     reported_failure,
+    reported_finish,
     reported_usage,
 )
 
@@ -209,5 +211,30 @@ ODD = st.sampled_from([None, 0, 1, 7, -1, 2.5, True, "9", [], {}, 10**15, 10**16
 def test_the_short_way_of_plain_answers_says_what_the_long_way_says(answer: object) -> None:
     body = json.dumps(answer).encode()
     fields = answer_fields(body)
-    expected = (None, None) if fields is None else (reported_usage(fields), reported_failure(fields))
-    assert read_answer(body) == expected
+    if fields is None:
+        assert read_answer(body) == (None, None, "")
+    else:
+        assert read_answer(body) == (reported_usage(fields), reported_failure(fields), reported_finish(fields))
+        assert reported_finish(fields) in {"", *FINISH_REASONS}
+
+
+@pytest.mark.parametrize(
+    ("answer", "finish_reason"),
+    [
+        ({"choices": [{"finish_reason": "length"}]}, "length"),
+        ({"choices": [{"finish_reason": "stop"}, {"finish_reason": "tool_calls"}]}, "tool_calls"),
+        ({"choices": [{"finish_reason": "words of a prompt"}]}, "other"),
+        ({"choices": [{"finish_reason": None}]}, ""),
+        ({"choices": [{"finish_reason": 3}]}, ""),
+        ({"stop_reason": "end_turn", "type": "message"}, "stop"),
+        ({"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}, "length"),
+        ({"type": "message_delta", "delta": "odd"}, ""),
+        ({"type": "content_block_delta", "delta": {"stop_reason": "max_tokens"}}, ""),
+        ({"status": "completed", "object": "response"}, "stop"),
+        ({"type": "response.incomplete", "response": {"status": "incomplete"}}, "length"),
+        ({"type": "response.created", "response": {"status": "in_progress"}}, ""),
+        ({"data": []}, ""),
+    ],
+)
+def test_why_an_engine_stopped_is_one_of_a_few_words(answer: object, finish_reason: str) -> None:
+    assert read_answer(json.dumps(answer).encode())[2] == finish_reason

@@ -127,6 +127,8 @@ class Send:
     """What to tell the engine; None (observe): nothing."""
     standing: Standing
     held_seconds: float
+    degraded: bool = False
+    """A replica that reaches no owner of the pool decided it alone."""
 
 
 @dataclass(slots=True, kw_only=True)

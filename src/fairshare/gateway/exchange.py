@@ -230,6 +230,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         record, request = self.record, self.request
         record.standing = send.standing
         record.priority = priority = send.priority
+        if send.degraded or record.degraded:
+            record.degraded = send.degraded
         if send.held_seconds:
             record.held_seconds = send.held_seconds
         if send.held_seconds or send.standing is Standing.BORROWING:
@@ -381,9 +383,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 self._stream = StreamTail(strip_usage=self._strips_usage)
             elif complete:
                 # All of it came at once, as most answers that are no streams do: nothing needs to be kept.
-                usage, failure = read_answer(body) if watched else (None, None)
+                usage, failure, finish_reason = read_answer(body) if watched else (None, None, "")
                 self._begin(body, True)
-                self._complete(usage, failure)
+                self._complete(usage, failure, finish_reason)
                 return
             elif watched:
                 self._tail = AnswerTail()
@@ -410,9 +412,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 tail = self._tail
                 tail.finish()
             if tail is None:
-                self._complete(None, None)
+                self._complete(None, None, "")
             else:
-                self._complete(tail.usage, tail.failure)
+                self._complete(tail.usage, tail.failure, tail.finish_reason)
 
     def chunk_came(self, head: ResponseHeaders, payload: bytes, framed: bytes) -> None:
         """One whole chunk of the answer came: nearly all that happens to a stream."""
@@ -626,8 +628,10 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         if not complete:
             self.driver.first_byte(self)
 
-    def _complete(self, usage: Usage | None, failure: str | None) -> None:
+    def _complete(self, usage: Usage | None, failure: str | None, finish_reason: str) -> None:
         """The engine has finished: the slot is free, whatever the client has read by now."""
+        if finish_reason:
+            self.record.finish_reason = finish_reason
         # An error with its own status (400, say) is the engine's answer to a wrong request, not its failure.
         failed = self._status >= 500 or (failure is not None and self._status < 300)
         self._end(

@@ -288,7 +288,8 @@ class Ledger:
             record.recalls,
             record.wasted_slot_seconds,
             record.outcome is Outcome.CANCELLED,
-            False,
+            record.degraded,
+            record.finish_reason,
         )
 
     def _failed(self, error: StoreUnavailable) -> None:

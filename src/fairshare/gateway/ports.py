@@ -84,6 +84,10 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     completion_tokens: int = 0
     cost_units: float = 0.0
     """What the team was charged."""
+    finish_reason: str = ""
+    """Why the engine says that it stopped, one of `FINISH_REASONS` in `fairshare.wire.usage`; empty: it did not say."""
+    degraded: bool = False
+    """It was sent without the pool's owner: this replica reached none and decided alone."""
     estimated: bool = False
     """True: the engine's own count never came (the answer was cut), the tokens are an estimate."""
     recalls: int = 0

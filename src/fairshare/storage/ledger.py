@@ -62,6 +62,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     wasted_slot_seconds: float
     client_cancelled: bool
     degraded: bool
+    finish_reason: str
 
 
 class UsageRow(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-REVISION = "0003"
+REVISION = "0004"
 """The last of the `migrations/`: what a store that is up to date says."""
 
 COMPATIBLE_REVISION = "0003"
@@ -192,6 +192,8 @@ ledger = Table(
     Column("wasted_slot_seconds", DOUBLE, nullable=False),
     Column("client_cancelled", Boolean, nullable=False),
     Column("degraded", Boolean, nullable=False),
+    # With a default: programs of revision 0003 write rows without it.
+    Column("finish_reason", Text, nullable=False, server_default=""),
     # By time first: a period lies together, so that a report over it reads nothing else.
     PrimaryKeyConstraint("ended_at", "writer", "number"),
     sqlite_with_rowid=False,

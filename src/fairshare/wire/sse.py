@@ -1,8 +1,9 @@
 """Streams of server-sent events on their way from an engine to a client.
 
 Bytes are relayed as they come. An event is looked into only if it carries one of a few marks (`"usage"`, `"error"`,
-`"abort"`, `[DONE]`); in JSON an unescaped quote begins or ends a string, so text that speaks of usage carries no mark,
-and if it does, parsing decides. One kind of event can be taken out: the usage event that the client did not ask for.
+`"abort"`, a finish reason, `[DONE]`); in JSON an unescaped quote begins or ends a string, so text that speaks of usage
+carries no mark, and if it does, parsing decides. One kind of event can be taken out: the usage event that the client did
+not ask for.
 """
 
 import re
@@ -10,7 +11,7 @@ import re
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from fairshare.wire.usage import AnswerFields, Usage, answer_fields, reported_failure, reported_usage
+from fairshare.wire.usage import AnswerFields, Usage, answer_fields, reported_failure, reported_finish, reported_usage
 
 MAX_EVENT_BYTES = 262_144
 """A longer event is relayed without a look into it, so that an upstream that never ends one costs no memory."""
@@ -23,7 +24,7 @@ _ORDINARY_ENDS = (
 """How the event of one generated piece ends (vLLM 0.32 chat and completions; older ones). Such an event has a choice,
 so it is not the usage event; it is not finished, so not aborted; and errors have no choices."""
 
-_MARK = re.compile(rb'"(?:usage|error|abort|message_stop)"')
+_MARK = re.compile(rb'"(?:usage|error|abort|message_stop|finish_reason"\s*:\s*)"')
 
 _EOL = rb"(?:\r\n|\n|\r(?!\n))"
 _EVENT_END = re.compile(_EOL + _EOL)
@@ -59,6 +60,7 @@ class StreamTail:
         "ended",
         "events",
         "failure",
+        "finish_reason",
         "usage",
     )
 
@@ -81,6 +83,8 @@ class StreamTail:
         """What the engine reported so far; None: nothing yet."""
         self.failure: str | None = None
         """The engine's error inside the stream, or its abort; None: neither."""
+        self.finish_reason = ""
+        """Why it stopped, one of `FINISH_REASONS`; empty: it did not say (yet)."""
         self.ended = False
         """The stream's own last event was seen (`[DONE]`, `message_stop`, `response.completed` ...)."""
 
@@ -190,6 +194,7 @@ class StreamTail:
             self._sample(event, fields)
         if fields.type in _LAST_TYPES:
             self.ended = True
+        self.finish_reason = reported_finish(fields) or self.finish_reason
         failure = reported_failure(fields)
         if failure is not None:
             self.failure = self.failure or failure

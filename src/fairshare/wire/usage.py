@@ -106,6 +106,12 @@ class AnswerFields(msgspec.Struct, gc=False):
     delta: Raw | UnsetType = UNSET
 
 
+class _StopFields(msgspec.Struct, gc=False):
+    """`delta` of Anthropic's `message_delta`."""
+
+    stop_reason: Any = None
+
+
 class _PlainDetails(msgspec.Struct, gc=False):
     cached_tokens: Annotated[int, Meta(ge=0, lt=10**15)] | None = None
 
@@ -133,7 +139,27 @@ class _PlainAnswer(msgspec.Struct, gc=False):
     response: None = None
     message: None = None
     stop_reason: None = None
+    status: None = None
 
+
+FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "abort", "error", "other")
+"""Why an engine says that it stopped, whatever the endpoint calls it; other words are `other`."""
+
+_FINISH_REASONS = {name: name for name in FINISH_REASONS} | {
+    "function_call": "tool_calls",
+    # Anthropic's
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+    # `status` in `/v1/responses`
+    "completed": "stop",
+    "incomplete": "length",
+    "failed": "error",
+    "cancelled": "abort",
+}
 
 _MOST_TOKENS = 1e15
 """A count that is not below this is none."""
@@ -141,6 +167,7 @@ _MOST_TOKENS = 1e15
 _decode_answer = msgspec.json.Decoder(AnswerFields).decode
 _decode_usage = msgspec.json.Decoder(UsageFields).decode
 _decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
+_decode_stop = msgspec.json.Decoder(_StopFields).decode
 
 
 def answer_fields(data: bytes | bytearray) -> AnswerFields | None:
@@ -178,16 +205,39 @@ def reported_failure(fields: AnswerFields) -> str | None:
     return None
 
 
-def read_answer(body: bytes | bytearray) -> tuple[Usage | None, str | None]:
-    """What a whole answer reports: usage, and why it failed although the status is 200; None: nothing."""
+def reported_finish(fields: AnswerFields) -> str:
+    """Why the engine says that it stopped, one of `FINISH_REASONS`, of the last choice; empty: it does not say."""
+    reason: object = None
+    if fields.choices:
+        reason = fields.choices[-1].finish_reason
+    elif fields.type == "message_delta" and isinstance(fields.delta, Raw):
+        try:
+            reason = _decode_stop(fields.delta).stop_reason
+        except (msgspec.DecodeError, RecursionError):
+            return ""
+    elif fields.stop_reason is not None:
+        reason = fields.stop_reason
+    else:
+        reason = fields.status if fields.response is None else fields.response.status
+        if reason in ("in_progress", "queued"):
+            return ""
+    return _FINISH_REASONS.get(reason, "other") if isinstance(reason, str) else ""
+
+
+def read_answer(body: bytes | bytearray) -> tuple[Usage | None, str | None, str]:
+    """What a whole answer reports: usage, why it failed although the status is 200 (None: nothing), why it stopped."""
     try:
-        plain = _decode_plain(body).usage
+        answer = _decode_plain(body)
     except (msgspec.DecodeError, RecursionError):
         fields = answer_fields(body)
-        return (None, None) if fields is None else (reported_usage(fields), reported_failure(fields))
+        if fields is None:
+            return None, None, ""
+        return reported_usage(fields), reported_failure(fields), reported_finish(fields)
+    plain = answer.usage
     prompt, details = plain.prompt_tokens, plain.prompt_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
-    return Usage(prompt, min(cached, prompt), plain.completion_tokens or 0), None
+    finish_reason = answer.choices[-1].finish_reason if answer.choices else None
+    return Usage(prompt, min(cached, prompt), plain.completion_tokens or 0), None, finish_reason or ""
 
 
 class AnswerTail:
@@ -196,7 +246,7 @@ class AnswerTail:
     Keeps a copy of up to `MAX_ANSWER_BYTES`; of a longer answer only the end.
     """
 
-    __slots__ = ("_body", "_long", "failure", "usage")
+    __slots__ = ("_body", "_long", "failure", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self._body = bytearray()
@@ -205,6 +255,8 @@ class AnswerTail:
         """What the engine reported; None: nothing (yet)."""
         self.failure: str | None = None
         """Why it failed although the status is 200; None: it did not."""
+        self.finish_reason = ""
+        """Why it stopped, one of `FINISH_REASONS`; empty: it did not say."""
 
     def feed(self, chunk: bytes) -> None:
         """A piece of the answer's body went by."""
@@ -219,7 +271,7 @@ class AnswerTail:
         if self._long:
             self.usage = _usage_near_end(body)
             return
-        self.usage, self.failure = read_answer(body)
+        self.usage, self.failure, self.finish_reason = read_answer(body)
 
 
 _USAGE_KEY = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
