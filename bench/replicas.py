@@ -4,8 +4,9 @@
     make bench-replicas BENCH="--seconds 4 --part decisions"
 
 Part "decisions": an owner and 1, 2 or 4 askers, real processes with the real peer link, no HTTP. A decision is an
-acquire and its release. First as many as the owner can make (askers keep 64 open each), then half as many at random
-times, for the latency: from the submit to the decision in the asker, beside the same queue asked in the same process.
+acquire and its release. First as many as they can make (askers keep 64 open each), then half as many (at most 10,000/s)
+at random times, for the latency: from the submit to the decision in the asker, beside the same queue asked in the same
+process.
 Part "workers": `fairshare serve --workers` behind real connections, as in `make bench`.
 """
 
@@ -46,6 +47,9 @@ from processes import BENCH, Process, free_ports, measured
 
 OPEN_AT_ONCE = 64
 TEAMS = 20
+
+HALF_RATE = 10_000.0
+"""Decisions per second at which latency is measured at most: half of what an owner is to make."""
 
 
 # ---------------------------------------------------------------------- one replica, for part "decisions"
@@ -200,7 +204,7 @@ def decisions(askers: int, seconds: float) -> dict[str, float]:
         most, cpu = run({"kind": "closed", "seconds": seconds})
         made = sum(answer["decisions"] for answer in most)
         rate = made / max(answer["seconds"] for answer in most)
-        half, half_cpu = run({"kind": "open", "rate": rate / 2 / askers, "seconds": seconds})
+        half, half_cpu = run({"kind": "open", "rate": min(rate / 2, HALF_RATE) / askers, "seconds": seconds})
         half_made = sum(answer["decisions"] for answer in half)
         # On a machine where askers and owner share cores, what the owner's CPU would allow is more than what came out.
         return {
