@@ -271,7 +271,9 @@ class PoolDriver:
             exchange.queue = queue
             exchange.place = Place.HELD
             self._carry_out(pool, queue.submitted(exchange.request))
-        self._arm(pool)
+        deadline = queue.next_deadline()
+        if deadline is not None:
+            self._arm(pool, deadline)
 
     def remove_pool(self, name: str) -> None:
         """A reload dropped a pool: it gets nothing new, what it holds is refused, what runs may finish."""
@@ -521,7 +523,9 @@ class PoolDriver:
                     self._carrying_out = False
         # What happens to a guest sets deadlines at home and where it ran: it waits there again, its seat is free here.
         for related in pool.related:
-            self._arm(related)
+            deadline = related.queue.next_deadline()
+            if deadline is not None:  # seldom, and this is asked at every event
+                self._arm(related, deadline)
 
     def _undo(self, exchange: Driven, record: RequestRecord) -> list[Decision]:
         """It ended while decisions about it waited to be carried out: its queue has it in another place than we."""
@@ -566,10 +570,9 @@ class PoolDriver:
             if self._is_open(exchange):
                 exchange.fail(INTERNAL_ERROR, "fairshare failed to serve this request; its log says why.")
 
-    def _arm(self, pool: DrivenPool) -> None:
+    def _arm(self, pool: DrivenPool, deadline: float) -> None:
         """One timer per queue. A timer that is too early only ticks in vain, so it is never moved later."""
-        deadline = pool.queue.next_deadline()
-        if deadline is not None and (pool.timer is None or deadline < pool.timer_at):
+        if pool.timer is None or deadline < pool.timer_at:
             if pool.timer is not None:
                 pool.timer.cancel()
             delay_seconds = max(SHORTEST_TIMER_SECONDS, deadline - self.clock())

@@ -284,28 +284,20 @@ _CLASSES = tuple(each.name.lower() for each in ServiceClass)
 class _Histogram:
     """Counts of values by bucket, cumulative only when it is shown."""
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def buckets(self) -> list[tuple[str, float]]:
         shown: list[tuple[str, float]] = []
         total = 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
             shown.append((bound, total))
         return shown
-
-    @property
-    def sum(self) -> float:
-        return self._sum
 
 
 class _Consumed:
@@ -330,6 +322,24 @@ class _Waits:
         self.added = _Histogram(ADDED_BUCKETS_SECONDS)
         self.first_byte = _Histogram(FIRST_BYTE_BUCKETS_SECONDS)
         self.total = _Histogram(TOTAL_BUCKETS_SECONDS)
+
+    def observe(self, record: RequestRecord) -> None:
+        """A request that was sent has ended. Written out four times: calls would cost more than what they do."""
+        held, added, total = self.held, self.added, self.total
+        seconds = record.held_seconds
+        held.counts[bisect_left(HELD_BUCKETS_SECONDS, seconds)] += 1
+        held.sum += seconds
+        seconds = record.added_seconds
+        added.counts[bisect_left(ADDED_BUCKETS_SECONDS, seconds)] += 1
+        added.sum += seconds
+        seconds = record.total_seconds
+        total.counts[bisect_left(TOTAL_BUCKETS_SECONDS, seconds)] += 1
+        total.sum += seconds
+        seconds = record.first_byte_seconds
+        if seconds is not None:
+            first_byte = self.first_byte
+            first_byte.counts[bisect_left(FIRST_BYTE_BUCKETS_SECONDS, seconds)] += 1
+            first_byte.sum += seconds
 
 
 class _Series:
@@ -394,11 +404,7 @@ class Metrics:
                 self._failed[failure] = self._failed.get(failure, 0) + 1
         if record.sent_seconds is not None:
             waits = series.waits or self._first_sent(record, series)
-            waits.held.observe(record.held_seconds)
-            waits.added.observe(record.added_seconds)
-            waits.total.observe(record.total_seconds)
-            if record.first_byte_seconds is not None:
-                waits.first_byte.observe(record.first_byte_seconds)
+            waits.observe(record)
             consumed = series.consumed
             consumed.prompt_tokens += record.prompt_tokens
             consumed.cached_tokens += record.cached_tokens
