@@ -1,4 +1,4 @@
-"""The real Prometheus of Debian (`make system-deps`): its promtool, and a server on loopback that ends with the test."""
+"""The real Prometheus of Debian (`make system-deps`): its promtool, and a server on loopback gone afterwards."""
 
 import json
 import os
