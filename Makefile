@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -120,6 +120,11 @@ peers-litellm: $(PEERS_STAMP) ## LiteLLM beside them, for BENCH="--litellm" (lar
 
 search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team gets less than it owns, SEEDS=1000 of them
 	SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest --timeout=0 -s tests/core/test_dispatch_search.py tests/core/test_hold_properties.py
+
+FROM ?= 0
+
+simulate-ha: $(STAMP) ## replicas under every fault in virtual time, SEEDS=1000 of them; FROM=17 SEEDS=1 TRACE=400 replays one
+	PYTHONPATH=tests $(BIN)/python -m replicas.simulated $(or $(SEEDS),100) $(FROM) $(TRACE)
 
 SECONDS ?= 60
 

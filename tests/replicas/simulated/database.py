@@ -39,6 +39,8 @@ class Database:
         self.latest_seconds = 0.02
         """How long a call takes at most."""
         self._locked_until = 0.0
+        self.old_writes = 0
+        """Writes of an old epoch that came; none is accepted."""
         self.is_up = True
         self.refuses = 0.0
         """The part of the calls that fail."""
@@ -46,8 +48,11 @@ class Database:
     def clock(self) -> float:
         return self._timeline.now + self._offset_seconds
 
-    def call(self, call: StoreCall, answered: Callable[[Answer], None]) -> None:
-        """`answered` is called once, with None if nothing came in time."""
+    def call(self, call: StoreCall, answered: Callable[[Answer], None], is_paused: Callable[[], bool]) -> None:
+        """`answered` is called once, with None if nothing came in time.
+
+        `is_paused`: whoever asks is stopped. Its transaction stands still, and goes on where it was.
+        """
         rng, timeline = self._rng, self._timeline
         is_open = True
 
@@ -58,15 +63,20 @@ class Database:
                 answered(value)
 
         timeline.after(PATIENCE_SECONDS, lambda: answer(None))
-        sent_at = timeline.now
+        gives_up_at = timeline.now + PATIENCE_SECONDS
         back_seconds = rng.uniform(0.0, self.latest_seconds)
 
         def arrives() -> None:
+            nonlocal gives_up_at
+            if is_paused():
+                gives_up_at = float("inf")
+                timeline.after(0.1, arrives)
+                return
             # The lease's row is locked by the first statement of every transaction: they follow each other.
             if timeline.now < self._locked_until:
                 timeline.at(self._locked_until, arrives)
                 return
-            if not self.is_up or timeline.now > sent_at + PATIENCE_SECONDS:
+            if not self.is_up or timeline.now > gives_up_at:
                 return  # whoever asked has given up and will not commit
             if rng.random() < self.refuses:
                 timeline.after(back_seconds, lambda: answer(None))
@@ -87,7 +97,9 @@ class Database:
         row = self.row
         match call:
             case SaveCall():
-                if self._fenced and call.epoch != row.epoch:
+                if call.epoch != row.epoch:
+                    self.old_writes += 1
+                    assert self._fenced, f"a write of epoch {call.epoch} was accepted in epoch {row.epoch}"
                     return False
                 row.used = {pool: dict(by_team) for pool, by_team in call.used.items()}
                 row.state, row.as_of = call.state, now

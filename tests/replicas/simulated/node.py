@@ -174,7 +174,7 @@ class Node:
             self.does(takes)
 
         if self.reaches_store:
-            self.world.database.call(call, answered)
+            self.world.database.call(call, answered, lambda: self.is_paused)
         else:
             self.world.timeline.after(2.0, lambda: answered(None))
 
@@ -263,6 +263,9 @@ class Node:
                 # A grant of the replica's own pool: an owner's is a remote one.
                 call.degraded = decision.grant._pool is not None  # pyright: ignore[reportPrivateUsage]
                 call.epoch = replica.epoch
+                assert call.degraded or call.epoch >= self.world.epoch, (
+                    f"{call.request.id} is sent by epoch {call.epoch}, but {self.world.epoch} has begun to decide"
+                )
                 if call.degraded:
                     part = sum(max(1, slots // replica.replicas) for slots in self.world.plan.capacities.values())
                     self.part_slots = max(self.part_slots, part)
