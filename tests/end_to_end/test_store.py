@@ -1,9 +1,12 @@
 """A gateway and its store, when either is killed, stopped, or told to end."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,75 @@ def backends(postgres: Postgres, database: str) -> list[int]:
             serving.append(int(process.name))
     assert serving
     return [postgres.pid, *serving]
+
+
+class Disk:
+    """A folder whose file system is really full when it is told to be: a small one of its own where that may be
+    mounted (root), else files that the gateway may not make any longer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
+        self._is_mounted = mounted.returncode == 0
+        self._filler = folder / "filler"
+
+    def fill(self, gateway: GatewayProcess) -> None:
+        if self._is_mounted:
+            with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+            return
+        largest = max(path.stat().st_size for path in self.folder.iterdir())
+        resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+
+    def empty(self, gateway: GatewayProcess) -> None:
+        if self._is_mounted:
+            self._filler.unlink()
+        else:
+            resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def close(self) -> None:
+        if self._is_mounted:
+            subprocess.run(["umount", str(self.folder)], check=True)
+
+
+def test_a_full_disk_delays_the_account_and_loses_nothing(tmp_path: Path, engine: EngineProcess) -> None:
+    with contextlib.closing(Disk(tmp_path / "disk")) as disk:
+        site = Site(tmp_path, engine, "sqlite:disk/accounts.sqlite3")
+        asked = 0
+
+        def ask_until_it_is_noticed() -> bool:
+            nonlocal asked
+            site.ask(gateway)
+            asked += 1
+            return gateway.metric("fairshare_store_up") == 0
+
+        with started(lambda: GatewayProcess(site.config)) as gateway:
+            site.ask(gateway)
+            asked += 1
+            eventually(lambda: written(gateway) == 1, "the first batch")
+            disk.fill(gateway)
+            eventually(ask_until_it_is_noticed, "the disk is full")
+            for _ in range(3):
+                site.ask(gateway)
+                asked += 1
+            assert written(gateway) < asked
+            assert any("account of requests" in finding for finding in gateway.pool()["findings"])
+            disk.empty(gateway)
+            eventually(lambda: written(gateway) == asked, "everything that waited")
+            assert gateway.metric("fairshare_store_up") == 1
+            assert gateway.metric("fairshare_ledger_dropped_total") == 0
+            gateway.signal(signal.SIGTERM)
+            assert gateway.wait() == 0
+            told = [json.loads(line) for line in gateway.err if '"fairshare.ledger"' in line]
+            assert [line["level"] for line in told] == ["error", "warning"]
+        with contextlib.closing(sqlite3.connect(disk.folder / "accounts.sqlite3")) as store:
+            assert store.execute("pragma integrity_check").fetchone() == ("ok",)
+            count, charged = store.execute("select count(*), sum(cost_units) from ledger").fetchone()
+            (saved,) = store.execute("select cost_units from usage").fetchone()
+        assert count == asked
+        assert charged == pytest.approx(saved)
 
 
 def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_the_log_or_the_admin_port(

@@ -1,9 +1,10 @@
 """What the store promises, on SQLite and on PostgreSQL alike."""
 
 import asyncio
-import sqlite3
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -407,7 +408,7 @@ def test_pages_follow_the_primary_key_in_both_directions(run: Run) -> None:
 def test_a_backup_of_a_store_in_use_restores_to_what_it_was(
     address: StoreAddress, run: Run, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """As docs/operations-store.md says."""
+    """With the very commands of docs/operations-store.md."""
     rows = [row(number) for number in range(1, 200)]
     copy: list[StoreAddress] = []
 
@@ -429,21 +430,33 @@ def test_a_backup_of_a_store_in_use_restores_to_what_it_was(
     running(copy[0], restored)
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "operations-store.md"
+
+
+def commands(program: str) -> list[list[str]]:
+    """The commands of the page that begin with a program's name."""
+    found = [shlex.split(line) for line in PAGE.read_text().splitlines() if line.startswith(f"    {program} ")]
+    assert found, program
+    return found
+
+
 def backed_up(address: StoreAddress, folder: Path, request: pytest.FixtureRequest) -> StoreAddress:
     if isinstance(address, SqliteFile):
-        with (
-            closing(sqlite3.connect(address.path)) as source,
-            closing(sqlite3.connect(folder / "backup.sqlite3")) as target,
-        ):
-            source.backup(target)
+        assert address.path == folder / "fairshare.sqlite3", "as the page has it"
+        (python,) = commands("python3")
+        subprocess.run([sys.executable, *python[1:]], cwd=folder, check=True, timeout=30)
         return SqliteFile(folder / "backup.sqlite3")
     postgres: Postgres = request.getfixturevalue("postgres")
     fresh = postgres.new_database()
     dump = f"/tmp/{Path(address.host).name}-{address.database}.dump"
     where = ("-h", address.host, "-U", address.user)
+    (save,), (restore,) = commands("pg_dump"), commands("pg_restore")
+    assert (save[-1], restore[-1]) == ("fairshare", "fairshare.dump")
     try:
-        postgres.tool("pg_dump", *where, "--format=custom", f"--file={dump}", address.database)
-        postgres.tool("pg_restore", *where, "--clean", "--if-exists", f"--dbname={fresh.database}", dump)
+        saving = [each.replace("=fairshare.dump", f"={dump}") for each in save[1:-1]]
+        postgres.tool("pg_dump", *where, *saving, address.database)
+        restoring = [each.replace("=fairshare", f"={fresh.database}") for each in restore[1:-1]]
+        postgres.tool("pg_restore", *where, *restoring, dump)
     finally:
         Path(dump).unlink(missing_ok=True)
     return fresh
