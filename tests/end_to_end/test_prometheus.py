@@ -40,8 +40,8 @@ def test_the_dashboard_and_the_alerts_of_a_gateway_under_load_evaluate_and_an_en
             prometheus(tmp_path, {"fairshare": gateway.admin_url.removeprefix("http://")}) as server,
         ):
             with (
-                load([gateway.url], here.keys["search"], clients=10) as flood,
-                load([gateway.url], here.keys["ads"], clients=2) as modest,
+                load([gateway.url], here.keys["search"], clients=6) as flood,
+                load([gateway.url], here.keys["ads"], clients=1) as modest,
             ):
                 eventually(lambda: flood.completed > 5 and modest.completed > 5, "load")
                 eventually(lambda: scraped(server), "scrapes under load")

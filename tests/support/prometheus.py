@@ -37,8 +37,8 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Prometheus:
     """A running server."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an expression now."""
@@ -47,11 +47,8 @@ class Prometheus:
     def rules(self) -> list[dict[str, Any]]:
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
 
-    def targets(self) -> list[dict[str, Any]]:
-        return self._ask("targets")["activeTargets"]
-
     def _ask(self, what: str, **parameters: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{what}", params=parameters)
+        answer = self._client.get(f"/api/v1/{what}", params=parameters)
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 
@@ -89,7 +86,8 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]
                 break
         listening = re.search(r'msg="Listening on" address=(127\.0\.0\.1:[1-9]\d*)', said)
         assert listening, said
-        yield Prometheus(f"http://{listening[1]}")
+        with httpx.Client(base_url=f"http://{listening[1]}") as client:
+            yield Prometheus(client)
     finally:
         process.terminate()
         process.communicate(timeout=_END_SECONDS)
