@@ -329,6 +329,8 @@ class Gateway:
                 await self._ledger.start()
             if self._accounts is not None:
                 await self._accounts.start()
+                if self._replication is not None:
+                    self._replication.share_counts(self._accounts.share(self._replication.name))
             if self._webhook is not None:
                 self._webhook.start()
             await self._live.start()

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fairshare.clock import Clock, monotonic
+from fairshare.accounts.fleet import REPORT_SECONDS, Fleet
+from fairshare.clock import Clock, monotonic, wall
 from fairshare.core.decisions import Decision, DispatchQueue
 from fairshare.core.pool import Pool
 from fairshare.gateway.status import PoolStatus, ReplicationStatus
@@ -51,6 +52,9 @@ SHOW_SECONDS = 1.0
 
 STALE_SECONDS = 5.0
 """What an owner said longer ago is not shown any more."""
+
+COUNTS = "counts"
+"""What is told: what a replica counted of limits and budgets, as `Fleet` says it."""
 
 POOLS = "pools"
 """What is asked: the state of the pools of a lease, which is named. The answer is JSON of `PoolStatus`."""
@@ -96,7 +100,8 @@ class Replication:
         self._shown = shown
         self._seen: dict[str, tuple[float, PoolStatus]] = {}
         """Pool → when its owner said what it looks like, and what."""
-        self._asking: asyncio.Task[None] | None = None
+        self._fleet: Fleet | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._clock = clock
         self._router = Router(self._other)
         self._of_pool: dict[str, _Ports] = {}
@@ -120,7 +125,14 @@ class Replication:
             self._address = self._spec.advertise
         if not self._spec.listen.path:
             # Workers of one machine have a parent, which asks the one that knows.
-            self._asking = asyncio.create_task(self._keep_asking())
+            self._tasks.append(asyncio.create_task(self._keep_asking()))
+
+    def share_counts(self, fleet: Fleet) -> None:
+        """Count limits and budgets together with the other replicas from now on."""
+        self._fleet = fleet
+        self._tasks.append(asyncio.create_task(self._keep_counting(fleet)))
+        for peer in self._links:
+            self._tell_all_counts(peer)
 
     def add(self, lease: str, settings: Mapping[str, DispatchQueue], options: MemberOptions) -> None:
         """A group of pools to share. `settings`: their queues as this process would drive them alone; nobody does."""
@@ -182,7 +194,7 @@ class Replication:
             log.error("%d charges of requests are lost: no owner saved them in time.", lost)
         for ports in all_ports:
             ports.stop()
-        tasks = [*self._calls, *([] if self._asking is None else [self._asking])]
+        tasks = [*self._calls, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -190,6 +202,11 @@ class Replication:
         await self._database.close()
 
     # ------------------------------------------------------------------ what it shows
+
+    @property
+    def name(self) -> str:
+        """Of this life of this process, unlike any other ever."""
+        return self._spec.name
 
     def status(self, pool: str) -> ReplicationStatus:
         """What this replica is to a pool."""
@@ -223,6 +240,7 @@ class Replication:
         links.append(link)
         if len(links) == 1:
             self._router.connected(link.peer)
+            self._tell_all_counts(link.peer)
             self._rearm()
 
     def disconnected(self, link: PeerLink[OnLink], reason: str) -> None:
@@ -234,6 +252,7 @@ class Replication:
         self._router.disconnected(link.peer)
         if links:
             self._router.connected(link.peer)
+            self._tell_all_counts(link.peer)
         self._rearm()
 
     def received(self, link: PeerLink[OnLink], messages: list[OnLink]) -> None:
@@ -254,6 +273,8 @@ class Replication:
 
     def _other(self, peer: str, message: Asked | Told) -> None:
         """What members do not look into. A newer version may ask and tell more."""
+        if message.about == COUNTS:
+            self._hear_counts(peer, message.content)
         if message.about != POOLS:
             return
         if isinstance(message, Told):
@@ -263,6 +284,32 @@ class Replication:
         for member in self._router.members:
             if member.lease.encode() == message.content and member.owns:
                 self.send(peer, Told(message.number, POOLS, msgspec.json.encode(self._shown(member.pools))))
+
+    async def _keep_counting(self, fleet: Fleet) -> None:
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            self._tell_counts(fleet.report(wall()))
+
+    def _tell_counts(self, report: bytes, *, but: str | None = None) -> None:
+        for peer in self._links:
+            if peer != but:
+                self.send(peer, Told(0, COUNTS, report))
+
+    def _tell_all_counts(self, peer: str) -> None:
+        if self._fleet is not None:
+            for report in self._fleet.whole(wall()):
+                self.send(peer, Told(0, COUNTS, report))
+
+    def _hear_counts(self, peer: str, report: bytes) -> None:
+        if self._fleet is None:
+            return
+        try:
+            news = self._fleet.hear(report, wall())
+        except msgspec.DecodeError as error:
+            log.error("replica %s counts limits in a way that this version does not read: %s", peer, error)
+            return
+        if news:
+            self._tell_counts(report, but=peer)
 
     def _rearm(self) -> None:
         for ports in set(self._of_pool.values()):
