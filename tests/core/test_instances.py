@@ -150,6 +150,17 @@ def test_an_instance_that_accepts_nothing_is_not_chosen_and_keeps_what_it_runs()
     assert not instances.any_accepting
 
 
+def test_what_runs_where_nothing_new_may_go_takes_nothing_of_the_capacity() -> None:
+    instances = table(4, 4)
+    instances.changed(Instance(id="e0", part_slots=4, accepting=False))
+    instances.place("e0", "a", 2)
+    instances.place("e0", "a", 1)
+    assert (instances.placed_slots, instances.surplus_slots) == (3, -3)
+    instances.take_off("e0", "a", 2)
+    instances.take_off("e0", "a", 1, aborting=True)
+    assert (instances.placed_slots, instances.surplus_slots) == (0, 0)
+
+
 def test_a_removed_instance_is_forgotten_when_its_last_request_ends() -> None:
     instances = table(4, 4)
     instances.place("e0", "a", 2)
