@@ -1,0 +1,221 @@
+"""Two replicas in one process: real peer links on loopback, a real store, and requests that only the test ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from fairshare.clock import monotonic
+from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Mode, Request, Send
+from fairshare.core.dispatch import make_queue
+from fairshare.core.pool import Pool
+from fairshare.gateway.replication import ReplicaSpec, Replication
+from fairshare.replicas.lease import LeaseOptions
+from fairshare.replicas.member import MemberOptions
+from fairshare.replicas.owner import OwnerOptions
+from fairshare.replicas.peers import PeerAddress
+from fairshare.replicas.replica import ReplicaOptions
+from fairshare.storage.address import SqliteFile
+from fairshare.storage.database import Database
+from fairshare.storage.leases import LeaseStore
+from gateway.rig import run
+from gateway.statuses import pool_status_of
+
+OPTIONS = MemberOptions(
+    lease=LeaseOptions(lease_seconds=1.5, renew_every_seconds=0.3, margin_seconds=0.2, poll_seconds=0.1),
+    owner=OwnerOptions(longest_request_seconds=60.0),
+    replica=ReplicaOptions(degrade_after_seconds=0.3),
+    save_every_seconds=0.05,
+)
+
+
+class Side:
+    """One replica of the pool `chat`, C = 4: search owns 3 slots, ads 1."""
+
+    def __init__(self, name: str, folder: Path, address: PeerAddress | None = None) -> None:
+        self.name = name
+        self.sent: dict[str, Send] = {}
+        self.changed = asyncio.Event()
+        self.vanished = False
+        self.replication = Replication(
+            ReplicaSpec(
+                name=name,
+                listen=address or PeerAddress("", 0, str(folder / f"{name}.sock")),
+                advertise=None,
+                secret=b"s" * 32,
+            ),
+            database=Database(SqliteFile(folder / "store.sqlite3")),
+            decided=lambda _, decisions: self.take(decisions),
+            new_queues=self.fresh,
+            shown=lambda names: [pool_status_of(name, held=self.queue.snapshot().held) for name in names],
+        )
+
+    @staticmethod
+    def fresh(names: Sequence[str], parts: int) -> dict[str, DispatchQueue]:
+        pool = Pool("chat", 4 // parts, {"search": "3/4", "ads": "1/4"}, 0.0, monotonic)
+        return {"chat": make_queue(pool, Mode.HOLD, instances=[Instance(id="a", part_slots=4, seats=8)])}
+
+    @property
+    def queue(self) -> DispatchQueue:
+        return self.replication.queue("chat")
+
+    @property
+    def role(self) -> str:
+        return self.replication.status("chat").role
+
+    async def start(self) -> None:
+        await self.replication.start()
+        self.replication.add("chat", self.fresh(("chat",), 1), OPTIONS)
+        await self.replication.wait_for_owners()
+
+    def submit(self, request_id: str, team: str = "search") -> None:
+        self.take(self.queue.submitted(Request(request_id, team)))
+
+    def end(self, request_id: str, cost_units: float = 1.0) -> None:
+        del self.sent[request_id]
+        self.take(self.queue.released(request_id, cost_units))
+
+    def take(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            assert isinstance(decision, Send | Held), decision
+            if isinstance(decision, Send):
+                self.sent[decision.request_id] = decision
+        self.changed.set()
+
+    async def has_sent(self, *request_ids: str) -> None:
+        while not set(request_ids) <= self.sent.keys():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def becomes(self, role: str) -> None:
+        while self.role != role:  # noqa: ASYNC110 (it is a property, as a status page reads it)
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def two(folder: Path, *, tcp: bool = False) -> AsyncGenerator[tuple[Side, Side]]:
+    """The first owns, the second follows."""
+    address = PeerAddress("127.0.0.1", 0) if tcp else None
+    owner, other = Side("owner", folder, address), Side("other", folder, address)
+    try:
+        await owner.start()
+        await other.start()
+        await other.becomes("follower")
+        assert owner.role == "owner"
+        yield owner, other
+    finally:
+        for side in [each for each in (other, owner) if not each.vanished]:
+            for request_id in tuple(side.sent):
+                side.end(request_id)
+            side.replication.hand_over()
+            await side.replication.stop()
+
+
+def test_requests_of_two_replicas_share_one_pool(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+            for number in range(3):
+                other.submit(f"{number}")
+            await other.has_sent("0", "1", "2")
+            owner.submit("mine")
+            await owner.has_sent("mine")
+            assert owner.queue.pool.usage()[1]["search"] == 4
+            other.submit("waits")
+            owner.submit("urgent", "ads")
+            # An owner within its share is never held; the fifth of search waits for a slot, wherever it ends.
+            await owner.has_sent("urgent")
+            while owner.queue.snapshot().held != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            owner.end("mine")
+            owner.end("urgent")
+            await other.has_sent("waits")
+
+    run(main)
+
+
+def test_one_that_goes_hands_over_and_its_charges_are_known_to_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+            owner.submit("a")
+            await owner.has_sent("a")
+            other.submit("b")
+            await other.has_sent("b")
+            other.end("b", 5.0)
+            owner.replication.hand_over()
+            await other.becomes("owner")
+            await owner.becomes("follower")
+            owner.end("a", 2.0)
+            while other.queue.pool.usage()[0].get("search") != 7.0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert other.replication.status("chat").epoch == 2
+            assert other.replication.status("chat").phantom_slots == 0
+
+    run(main)
+
+
+def test_an_owner_that_vanishes_is_replaced_when_its_lease_ends_and_meanwhile_requests_go_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+            owner.submit("lost")
+            await owner.has_sent("lost")
+            other.submit("goes on")
+            await other.has_sent("goes on")
+            while owner.replication.status("chat").unsaved_charges or not await saved_slots(owner, tmp_path):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await vanish(owner)
+            owner.sent.clear()
+            await other.becomes("degraded")
+            other.submit("alone")
+            await other.has_sent("alone")
+            await other.becomes("owner")
+            # What the one that vanished had in flight may still run.
+            assert other.replication.status("chat").phantom_slots == 1
+            assert other.queue.pool.usage()[1]["search"] == 3
+            other.end("goes on")
+            other.end("alone")
+
+    run(main)
+
+
+async def saved_slots(side: Side, folder: Path) -> bool:
+    """Whether the store knows what it has in flight."""
+    database = Database(SqliteFile(folder / "store.sqlite3"))
+    try:
+        left = await LeaseStore(database).left_behind("chat", epoch=1, pools=["chat"])
+        return left is not None and b"search" in left.state
+    finally:
+        await database.close()
+
+
+async def vanish(side: Side) -> None:
+    """As if its process were killed: it says nothing more, to nobody."""
+    replication = side.replication
+    for ports in set(replication._of_pool.values()):  # pyright: ignore[reportPrivateUsage]
+        ports.stop()
+    await replication._port.close()  # pyright: ignore[reportPrivateUsage]
+    calls = tuple(replication._calls)  # pyright: ignore[reportPrivateUsage]
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await replication._database.close()  # pyright: ignore[reportPrivateUsage]
+    side.vanished = True
+
+
+def test_a_machine_shows_the_pool_as_its_owner_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairshare.gateway.replication.SHOW_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with two(tmp_path, tcp=True) as (owner, other):
+            for number in range(6):
+                owner.submit(str(number))
+            while (seen := other.replication.seen("chat")) is None or seen.held == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert seen.held == owner.queue.snapshot().held == 2
+            assert owner.replication.seen("chat") is None
+            for number in range(4):
+                owner.end(str(number))
+            await owner.has_sent("4", "5")
+
+    run(main)
