@@ -45,6 +45,10 @@ def test_two_workers_keep_one_promise_and_are_shown_as_one_gateway(tmp_path: Pat
         eventually(lambda: gateway.pool()["in_flight"] == 0 and gateway.pool()["held"] == 0, "all counts are back at 0")
         assert gateway.metric("fairshare_owner") == 1
         assert gateway.metric("fairshare_degraded_requests_total") == 0
+        here.config.write_text(here.config.read_text().replace("capacity: 8", "capacity: 6"))
+        gateway.reload()
+        eventually(lambda: gateway.pool()["capacity"] == 6, "the owner has the new capacity")
+        assert gateway.team("search")["reserved"] == 3
         gateway.signal(signal.SIGTERM)
         assert gateway.wait() == 0
 
