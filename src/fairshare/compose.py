@@ -32,6 +32,7 @@ from fairshare.core.decisions import DispatchQueue, Instance
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.dashboard import status_pages
+from fairshare.gateway.access_log import AccessLog
 from fairshare.gateway.accounts import LiveAccounts
 from fairshare.gateway.accounts_api import AccountsApi
 from fairshare.gateway.admin import AdminServer, admin_app
@@ -227,9 +228,9 @@ class Gateway:
             self._ledger, self._accounts, api = self._accounting(self._spec.store)
         self._directory = self._accounts or StaticDirectory.of(self._spec.teams)
         self._metrics = Metrics(self.pools, lambda: self._driver.counters, self._ledger_counts)
-        self._driver = PoolDriver(
-            recorder=Recorders(*(each for each in (self._metrics, self._ledger, self._accounts) if each is not None))
-        )
+        self._access_log = None if self._spec.access_log is None else AccessLog(self._spec.access_log.path)
+        recorders = (self._metrics, self._ledger, self._accounts, self._access_log)
+        self._driver = PoolDriver(recorder=Recorders(*(each for each in recorders if each is not None)))
         self._driver.on_unreachable = self._unreachable
         self._replication = self._replicated(self._spec, seat)
         self._history = History(
@@ -334,6 +335,8 @@ class Gateway:
             if self._webhook is not None:
                 self._webhook.start()
             await self._live.start()
+            if self._access_log is not None:
+                self._access_log.start()
             await asyncio.gather(*(composed.keeper.start() for composed in self._composed.values()))
             if self._replication is not None:
                 await self._replication.wait_for_owners()
@@ -388,6 +391,8 @@ class Gateway:
         if self._replication is not None:
             await self._replication.stop()
         await self._live.stop()
+        if self._access_log is not None:
+            await asyncio.to_thread(self._access_log.stop)
         if self._webhook is not None:
             await self._webhook.stop()
         if self._accounts is not None:
@@ -449,9 +454,10 @@ class Gateway:
     def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
         """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""
         old = self._spec
-        if (spec.store, spec.notify, spec.replicas) != (old.store, old.notify, old.replicas):
-            log.warning("store, notify or replicas changed; this needs a restart.")
-            spec = replace(spec, store=old.store, notify=old.notify, replicas=old.replicas)
+        for name in ("store", "notify", "replicas", "access_log"):
+            if getattr(spec, name) != getattr(old, name):
+                log.warning("%s changed; this needs a restart.", name)
+                spec = replace(spec, **{name: getattr(old, name)})
         if (spec.tls is None) != (old.tls is None):
             log.warning("tls was %s; this needs a restart.", "removed" if spec.tls is None else "added")
             spec = replace(spec, tls=old.tls)

@@ -30,6 +30,7 @@ from fairshare.gateway.engine_url import WHAT as engine_url_form
 from fairshare.gateway.engine_url import engine_url
 from fairshare.gateway.kinds import DEFAULT_THRESHOLD, SglangFlags
 from fairshare.gateway.options import (
+    AccessLogSpec,
     Address,
     AdminSpec,
     Balance,
@@ -68,7 +69,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify", "replicas"),
+    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify", "replicas", "access_log"),
     "admin": ("listen", "key", "key_file"),
     "pools[]": (
         "name",
@@ -154,6 +155,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 DEFAULT_LISTEN = Address("127.0.0.1", 8080)
 DEFAULT_ADMIN = Address("127.0.0.1", 8081)
+LARGEST_NEIGHBOUR_BYTES = 1 << 20
+"""A larger file beside a configuration is not looked into."""
+
 DEFAULT_STORE = "fairshare.sqlite3"
 """Beside the configuration file."""
 
@@ -191,7 +195,33 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
         text = path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({_reason(error)}); check the path given with -c"]) from None
-    return parse(text, path=path, environ=environ)
+    settings = parse(text, path=path, environ=environ)
+    return replace(settings, warnings=(*settings.warnings, *_sharing_a_store(settings)))
+
+
+def _sharing_a_store(settings: Settings) -> list[str]:
+    """Another configuration in the same folder that does not say where its store is keeps to the same file."""
+    path, store = settings.path, settings.gateway.store
+    if store is None or store.address != SqliteFile(path.parent / DEFAULT_STORE):
+        return []
+    return [
+        f"{path}: {other} beside it keeps to the same store, {DEFAULT_STORE}; a SQLite file is for one gateway: write "
+        f"store: sqlite:NAME.sqlite3 in one of them"
+        for other in sorted({*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")})
+        if not (other.exists() and path.exists() and other.samefile(path)) and _keeps_to_the_default_store(other)
+    ]
+
+
+def _keeps_to_the_default_store(path: Path) -> bool:
+    """Whether a file looks like a configuration of a gateway that says nothing of its store."""
+    try:
+        if path.stat().st_size > LARGEST_NEIGHBOUR_BYTES:
+            return False
+        root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    keys = {str(key.value) for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set[str]()
+    return {"pools", "listen"} <= keys and "store" not in keys
 
 
 def parse(text: bytes | str, *, path: Path, environ: Mapping[str, str]) -> Settings:
@@ -663,6 +693,7 @@ def _gateway(place: _Place) -> GatewaySpec:
         store=store,
         notify=fields.read("notify", _notify, None),
         replicas=replicas,
+        access_log=fields.read("access_log", _access_log, None),
     )
 
 
@@ -759,6 +790,19 @@ def _notify(place: _Place) -> WebhookSpec | None:
         secret=secret or "",
         allow_internal=fields.read("allow_internal", _truth, False),
     )
+
+
+def _access_log(place: _Place) -> AccessLogSpec | None:
+    match place.text('the path of a file, "stderr" or "none"'):
+        case "none":
+            return None
+        case "stderr":
+            return AccessLogSpec(path=None)
+        case text:
+            path = place.report.path.parent / text
+            if path.is_dir() or not path.parent.is_dir():
+                raise place.invalid(f"{path} is no file in a folder that is there; make the folder, or name another")
+            return AccessLogSpec(path=path)
 
 
 def _replicas(place: _Place) -> ReplicasSpec:

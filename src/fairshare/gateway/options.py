@@ -316,6 +316,14 @@ class WebhookSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessLogSpec:
+    """Where a line for each finished request goes."""
+
+    path: Path | None
+    """None: standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasSpec:
     """This process shares its pools with others, which the store and the peer link join."""
 
@@ -344,3 +352,5 @@ class GatewaySpec:
     """Who is told of budgets; None: the log only."""
     replicas: ReplicasSpec | None = None
     """None: no other machine shares its pools."""
+    access_log: AccessLogSpec | None = None
+    """None: none is written."""
