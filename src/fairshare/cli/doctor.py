@@ -129,8 +129,10 @@ def _json(here: "list[Finding]", examinations: "list[Examination]", sound: bool)
 def _summary(examined: "Examined") -> str:
     if examined.trouble:
         return examined.trouble
+    from fairshare.gateway.scrape import ENGINE_NAMES
+
     facts, probed = examined.facts, examined.probed
-    said = [f"vLLM {facts.version}" if facts.version is not None else "version unknown"]
+    said = [f"{ENGINE_NAMES[examined.spec.kind]} {facts.version}" if facts.version is not None else "version unknown"]
     for model, context_tokens in (facts.context_tokens or {}).items():
         said.append(f"{model} ({context_tokens} tokens)" if context_tokens is not None else model)
     if facts.load is not None and facts.load.kv_tokens is not None:

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field, replace
 from fairshare.clock import Clock
 from fairshare.core.decisions import Mode
 from fairshare.gateway.engine_http import Ask, EngineSilent
-from fairshare.gateway.findings import PRIORITY_POLICY, Finding, Health, Seen, Severity, find, priority_ignored
+from fairshare.gateway.findings import (
+    PRIORITY_FLAGS,
+    PRIORITY_POLICY,
+    Finding,
+    Health,
+    Seen,
+    Severity,
+    find,
+    priority_ignored,
+    priority_reversed,
+)
 from fairshare.gateway.options import InstanceSpec, PoolSpec
 from fairshare.gateway.probe import Policy, Probed, probe
 from fairshare.gateway.scrape import ASK_SECONDS, EngineFacts, discover
@@ -87,6 +97,7 @@ async def _probe(
         model=model,
         context_tokens=served.get(model),
         seats=seats if seats is not None else examined.spec.max_num_seqs,
+        reported=examined.facts.sglang,
         clock=clock,
         sleep=sleep,
     )
@@ -122,7 +133,12 @@ def _about_probe(spec: PoolSpec, examined: Examined, probed: Probed) -> list[Fin
     subject = f"{examined.spec.id} of pool {spec.name}"
     if probed.policy is Policy.IGNORED:
         sentence = f"{subject} does not order by priority. {probed.detail}"
-        return [priority_ignored(spec, examined.spec.id, sentence)]
+        return [priority_ignored(spec, examined.spec, sentence)]
+    if probed.policy is Policy.REVERSED:
+        said = examined.facts.sglang
+        if said is not None and said.flags.low_values_first != examined.spec.sglang.low_values_first:
+            return []  # what it says of itself is among the findings
+        return [priority_reversed(spec, examined.spec, probed.detail)]
     if probed.policy is Policy.UNCLEAR:
         return [
             Finding(
@@ -132,7 +148,8 @@ def _about_probe(spec: PoolSpec, examined: Examined, probed: Probed) -> list[Fin
                 instance_id=examined.spec.id,
                 sentence=f"The probe of {subject} showed nothing. {probed.detail}",
                 why="Whether it orders by priority stays unverified.",
-                fix="Try again while the engine is quiet; start it with --scheduling-policy priority in any case.",
+                fix="Try again while the engine is quiet; start it with "
+                f"{PRIORITY_FLAGS[examined.spec.kind]} in any case.",
             )
         ]
     return []

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fairshare.core.decisions import Mode
-from fairshare.gateway.options import PoolSpec
+from fairshare.gateway.kinds import WANTED_THRESHOLD, SglangReport
+from fairshare.gateway.options import EngineKind, InstanceSpec, PoolSpec
 from fairshare.gateway.scrape import EngineFacts
 
 PRIORITY_HEADER_SINCE = (0, 28)
@@ -20,6 +21,15 @@ PRIORITY_POLICY = "priority"
 FEW_KV_TOKENS_PER_SLOT = 512
 """Below this a slot's part of the KV cache does not hold an ordinary request."""
 
+
+SEATS_FLAGS = {EngineKind.VLLM: "--max-num-seqs", EngineKind.SGLANG: "--max-running-requests"}
+
+PRIORITY_FLAGS = {
+    EngineKind.VLLM: "--scheduling-policy priority",
+    EngineKind.SGLANG: "--enable-priority-scheduling --retraction-policy priority "
+    f"--priority-scheduling-preemption-threshold {WANTED_THRESHOLD}",
+}
+"""What an engine of each kind must be started with so that it keeps the order."""
 
 FULL_KV = 0.95
 """KV usage that counts as full: beyond it the next block of some request evicts another."""
@@ -141,8 +151,10 @@ def find(
         # An instance that is out is judged by what it would get: a fault shows before it hurts.
         part = parts.get(instance.id) or max(1, spec.capacity // len(spec.instances))
         found += _about_models(about, this.facts)
-        found += _about_policy(about, this.facts, this.overtaken_never)
-        found += _about_seats(about, instance.max_num_seqs, this.facts.max_num_seqs, part)
+        found += _about_policy(about, instance, this.facts, this.overtaken_never)
+        if instance.kind is EngineKind.SGLANG:
+            found += _about_sglang(about, instance, this.facts)
+        found += _about_seats(about, instance, this.facts.max_num_seqs, part)
         found += _about_kv(about, this.kv_tokens, part)
         found += _about_load(about, this, part, scrape_window)
     found += _about_verification(spec, seen)
@@ -210,12 +222,16 @@ def _about_models(about: _About, facts: EngineFacts) -> list[Finding]:
     ]
 
 
-def _about_policy(about: _About, facts: EngineFacts, overtaken_never: int | None) -> list[Finding]:
+def _about_policy(
+    about: _About, instance: InstanceSpec, facts: EngineFacts, overtaken_never: int | None
+) -> list[Finding]:
     if about.spec.mode is Mode.OBSERVE:
         return []  # nothing is sent with a priority
     found: list[Finding] = []
     ignored = None
-    if facts.policy is not None and facts.policy != PRIORITY_POLICY:
+    if facts.sglang is not None and not facts.sglang.enabled:
+        ignored = "runs without --enable-priority-scheduling"
+    elif facts.policy is not None and facts.policy != PRIORITY_POLICY:
         ignored = f"runs with --scheduling-policy {facts.policy}"
     elif overtaken_never is not None:
         ignored = (
@@ -223,8 +239,8 @@ def _about_policy(about: _About, facts: EngineFacts, overtaken_never: int | None
             "ones that waited there"
         )
     if ignored is not None:
-        found.append(priority_ignored(about.spec, about.instance_id, f"{about.subject} {ignored}."))
-    release = _release(facts.version)
+        found.append(priority_ignored(about.spec, instance, f"{about.subject} {ignored}."))
+    release = _release(facts.version) if instance.kind is EngineKind.VLLM else None
     if release is not None and release < PRIORITY_HEADER_SINCE:
         found.append(
             about.warning(
@@ -237,25 +253,107 @@ def _about_policy(about: _About, facts: EngineFacts, overtaken_never: int | None
     return found
 
 
-def priority_ignored(spec: PoolSpec, instance_id: str | None, sentence: str) -> Finding:
-    """An engine does not order by priority; the sentence says how that was seen."""
-    return _About(spec, instance_id).error(
-        "priority-ignored",
-        sentence,
-        why="It answers 200 and ignores every priority: owners wait behind borrowers, and KV pressure evicts anybody.",
-        fix="Restart it with --scheduling-policy priority.",
+def _about_sglang(about: _About, instance: InstanceSpec, facts: EngineFacts) -> list[Finding]:
+    found: list[Finding] = []
+    if facts.load is None:
+        found.append(
+            about.warning(
+                "load-unknown",
+                f"{about.subject} does not show its metrics.",
+                why="What runs and waits there is not seen: the probe cannot work, and a queue inside it or a full KV "
+                "cache is not noticed.",
+                fix="Restart it with --enable-metrics.",
+            )
+        )
+    report = facts.sglang
+    if report is None or not report.enabled or about.spec.mode is Mode.OBSERVE:
+        return found
+    if report.flags.low_values_first != instance.sglang.low_values_first:
+        found.append(priority_reversed(about.spec, instance, f"{about.subject} says so of itself."))
+    return found + _about_displacing(about, instance, report)
+
+
+def _about_displacing(about: _About, instance: InstanceSpec, report: SglangReport) -> list[Finding]:
+    found: list[Finding] = []
+    configured, reported = instance.sglang.preemption_threshold, report.flags.preemption_threshold
+    if configured != reported:
+        found.append(
+            about.error(
+                "threshold-differs",
+                f"{about.subject} runs with --priority-scheduling-preemption-threshold {reported}, but its "
+                f"configuration says {configured}.",
+                why="The numbers are spaced for the configured one: an owner may not displace borrowers, or borrowers "
+                "evict each other.",
+                fix=f"Set preemption_threshold: {reported} for the instance, or restart it with "
+                f"--priority-scheduling-preemption-threshold {configured}.",
+            )
+        )
+    if reported < WANTED_THRESHOLD:
+        found.append(
+            about.warning(
+                "priorities-merged",
+                f"{about.subject} has a preemption threshold of {reported}, below {WANTED_THRESHOLD}.",
+                why="Borrowers of neighbouring ranks and classes share one number, and go in the order they came.",
+                fix=f"Restart it with --priority-scheduling-preemption-threshold {WANTED_THRESHOLD}, and set "
+                f"preemption_threshold: {WANTED_THRESHOLD}.",
+            )
+        )
+    if not report.displaces:
+        found.append(
+            about.warning(
+                "displacing-off",
+                f"{about.subject} runs with --disable-priority-preemption.",
+                why="An owner who comes back to a full engine waits until a borrower ends or is recalled.",
+                fix="Restart it without that flag.",
+            )
+        )
+    if report.retraction_policy != "priority":
+        found.append(
+            about.warning(
+                "retraction-by-length",
+                f"{about.subject} runs with --retraction-policy {report.retraction_policy}.",
+                why="When memory is short, whoever has the least output gives way: that can be an owner.",
+                fix="Restart it with --retraction-policy priority.",
+            )
+        )
+    return found
+
+
+def priority_reversed(spec: PoolSpec, instance: InstanceSpec, seen: str) -> Finding:
+    """An engine takes the numbers the other way round than configured; the sentence `seen` says how that was seen."""
+    about = _About(spec, instance.id)
+    wanted = "true" if not instance.sglang.low_values_first else "false"
+    does = "lower" if not instance.sglang.low_values_first else "higher"
+    restart = "without" if not instance.sglang.low_values_first else "with"
+    return about.error(
+        "priority-reversed",
+        f"{about.subject} runs {does} numbers first, against its configuration. {seen}",
+        why="Everything is upside down: borrowers go before owners, and displace them.",
+        fix=f"Set low_values_first: {wanted} for the instance, or restart it {restart} "
+        "--schedule-low-priority-values-first.",
     )
 
 
-def _about_seats(about: _About, configured: int | None, reported: int | None, part: int) -> list[Finding]:
+def priority_ignored(spec: PoolSpec, instance: InstanceSpec, sentence: str) -> Finding:
+    """An engine does not order by priority; the sentence says how that was seen."""
+    return _About(spec, instance.id).error(
+        "priority-ignored",
+        sentence,
+        why="It answers 200 and ignores every priority: owners wait behind borrowers, and KV pressure evicts anybody.",
+        fix=f"Restart it with {PRIORITY_FLAGS[instance.kind]}.",
+    )
+
+
+def _about_seats(about: _About, instance: InstanceSpec, reported: int | None, part: int) -> list[Finding]:
+    configured, flag = instance.max_num_seqs, SEATS_FLAGS[instance.kind]
     found: list[Finding] = []
     if configured is not None and reported is not None and configured != reported:
         found.append(
             about.error(
                 "seats-differ",
-                f"{about.subject} runs with --max-num-seqs {reported}, but its configuration says {configured}.",
+                f"{about.subject} runs with {flag} {reported}, but its configuration says {configured}.",
                 why="The gateway goes by what the engine reports.",
-                fix=f"Set max_num_seqs: {reported} for the instance, or restart it with --max-num-seqs {configured}.",
+                fix=f"Set max_num_seqs: {reported} for the instance, or restart it with {flag} {configured}.",
             )
         )
     seats = reported if reported is not None else configured
@@ -265,8 +363,7 @@ def _about_seats(about: _About, configured: int | None, reported: int | None, pa
                 "capacity-above-seats",
                 f"{about.subject} runs at most {seats} sequences at once, but its part of the capacity is {part}.",
                 why="What is sent beyond its seats waits inside the engine, where a reservation cannot reach it.",
-                fix=f"Lower the pool's capacity to {seats * len(about.spec.instances)}, or raise --max-num-seqs to "
-                f"{2 * part}.",
+                fix=f"Lower the pool's capacity to {seats * len(about.spec.instances)}, or raise {flag} to {2 * part}.",
             )
         )
     elif seats is not None and seats < 2 * part and about.spec.mode is Mode.HOLD:
@@ -276,7 +373,7 @@ def _about_seats(about: _About, configured: int | None, reported: int | None, pa
                 f"{about.subject} has {seats} seats for its {part} slots of the capacity.",
                 why="An owner who comes back to a full engine waits until a borrower ends or is recalled; with "
                 "headroom it runs at the engine's next step.",
-                fix=f"Raise --max-num-seqs to {2 * part} and leave the pool's capacity as it is.",
+                fix=f"Raise {flag} to {2 * part} and leave the pool's capacity as it is.",
             )
         )
     return found
@@ -346,7 +443,7 @@ def _about_verification(spec: PoolSpec, seen: Mapping[str, Seen]) -> list[Findin
         _About(spec).warning(
             "policy-unverified",
             f"Whether the engines of pool {spec.name} order by priority is not verified: {', '.join(unverified)}.",
-            why="vLLM started without --scheduling-policy priority answers 200 and ignores every priority.",
+            why="An engine started without its flag for priorities answers 200 and ignores every one.",
             fix="Run `fairshare doctor --probe`, again after each change of an engine's flags: it shows the policy "
             "by behaviour.",
         )

@@ -33,6 +33,19 @@ class SglangFlags:
     preemption_threshold: int = DEFAULT_THRESHOLD
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangReport:
+    """What an SGLang server says of its flags at /server_info."""
+
+    flags: SglangFlags
+    enabled: bool
+    """`--enable-priority-scheduling`."""
+    displaces: bool
+    """False: `--disable-priority-preemption`."""
+    retraction_policy: str
+    """Who gives way when memory is short: `length` or `priority`."""
+
+
 def sglang_priority(priority: int, flags: SglangFlags) -> int:
     """The number for SGLang. `priority`: of our layout (0, 1, 10, 11 ... 100, 101)."""
     threshold = max(0, flags.preemption_threshold)

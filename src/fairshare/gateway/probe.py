@@ -4,6 +4,8 @@ The engine is filled with short prompts until some of them wait. Then a lazy req
 one, and one seat is freed by hanging up on a filler. An engine that orders by priority starts the urgent request in it;
 one that does not starts a filler that has waited longer. Nothing here depends on how fast the engine is, and hanging up
 on everything ends the load at once, because an engine aborts what nobody waits for.
+
+An SGLang engine that does not order by the numbers as it is configured is tried with them the other way round as well.
 """
 
 import asyncio
@@ -17,7 +19,8 @@ import msgspec
 
 from fairshare.clock import Clock
 from fairshare.gateway.engine_http import Answer, Ask, EngineSilent
-from fairshare.gateway.options import InstanceSpec
+from fairshare.gateway.kinds import SglangReport
+from fairshare.gateway.options import EngineKind, InstanceSpec
 from fairshare.gateway.scrape import EngineLoad, scrape
 
 LONGEST_SECONDS = 30.0
@@ -67,6 +70,9 @@ class Policy(StrEnum):
     PRIORITY = "priority"
     """The urgent request started first."""
 
+    REVERSED = "reversed"
+    """It orders by priority, the other way round than configured."""
+
     IGNORED = "ignored"
     """Seats went to others while the urgent request waited."""
 
@@ -85,6 +91,26 @@ class Probed:
     """How many sequences ran when others had to wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What the probe's requests carry as their priority."""
+
+    filler: int
+    lazy: int
+    urgent: int
+
+
+_VLLM_NUMBERS = _Numbers(FILLER_PRIORITY, LAZY_PRIORITY, URGENT_PRIORITY)
+
+
+def _sglang_numbers(*, low_values_first: bool) -> _Numbers:
+    """Far behind everything that fairshare sends. The lazy one is no better than a filler: whatever the threshold, it
+    displaces nobody. The urgent one is by one: it displaces a filler where the threshold is 0, and starts then.
+    """
+    sign = 1 if low_values_first else -1
+    return _Numbers(sign * FILLER_PRIORITY, sign * FILLER_PRIORITY, sign * (FILLER_PRIORITY - 1))
+
+
 class _Unclear(Exception):
     """The probe cannot go on; the message says why."""
 
@@ -96,14 +122,37 @@ async def probe(
     model: str,
     context_tokens: int | None,
     seats: int | None,
+    reported: SglangReport | None = None,
     clock: Clock,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Probed:
     """Loads the engine for a few seconds and sees what it does. Never raises for what the engine does.
 
     `model` is the engine's own name, `context_tokens` its `max_model_len`; `seats` is `max_num_seqs`, if known.
+    `reported`: what SGLang says of its flags.
     """
-    running = _Probe(ask, spec, model, context_tokens, clock, sleep)
+
+    async def once(numbers: _Numbers) -> Probed:
+        return await _probe_once(_Probe(ask, spec, model, context_tokens, numbers, clock, sleep), seats)
+
+    if spec.kind is EngineKind.VLLM:
+        return await once(_VLLM_NUMBERS)
+    configured = spec.sglang.low_values_first
+    # First as the engine says it is: the load then is behind everybody's, even if the configuration is wrong.
+    first = configured if reported is None else reported.flags.low_values_first
+    seen = await once(_sglang_numbers(low_values_first=first))
+    if seen.policy is Policy.IGNORED:
+        other = await once(_sglang_numbers(low_values_first=not first))
+        if other.policy is Policy.PRIORITY:
+            first, seen = not first, other
+    if seen.policy is Policy.PRIORITY and first != configured:
+        order = "lowest" if first else "highest"
+        detail = f"Of two requests that waited, the one with the {order} number started first."
+        return Probed(policy=Policy.REVERSED, detail=detail, seats=seen.seats)
+    return seen
+
+
+async def _probe_once(running: "_Probe", seats: int | None) -> Probed:
     try:
         async with asyncio.timeout(LONGEST_SECONDS):
             return await running.run(seats)
@@ -124,12 +173,14 @@ class _Probe:
         spec: InstanceSpec,
         model: str,
         context_tokens: int | None,
+        numbers: _Numbers,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self._ask = ask
         self._spec = spec
         self._model = model
+        self._numbers = numbers
         # A filler's prompt takes a handful of tokens; the rest of the context is for what it generates.
         self._filler_tokens = max(1, min(MOST_TOKENS, (context_tokens or 2048) - 64))
         self._clock = clock
@@ -149,12 +200,14 @@ class _Probe:
         singles = [self._fill(1) for _ in range(SINGLES)]
         await self._until(partial(_has, before.running + SINGLES), "take the first fillers")
         full = await self._fill_until_some_wait(seats, already=before.running + SINGLES)
-        lazy = self._send(LAZY_PRIORITY, "lazy")
+        lazy = self._send(self._numbers.lazy, "lazy")
         await self._until(lambda load: load.waiting > full.waiting, "queue the lazy request")
-        urgent = self._send(URGENT_PRIORITY, "urgent")
+        urgent = self._send(self._numbers.urgent, "urgent")
         for task in (lazy, urgent):
             task.add_done_callback(self._note_first)
-        queued = await self._until(lambda load: load.waiting > full.waiting + 1, "queue the urgent request")
+        queued = await self._until(
+            lambda load: load.waiting > full.waiting + 1 or urgent.done(), "queue the urgent request"
+        )
 
         freed = 0
         for single in singles:
@@ -172,7 +225,7 @@ class _Probe:
     async def _measure_patience(self) -> float:
         """How long one token may take here, in seconds. Also finds out whether the engine answers this at all."""
         begun_at = self._clock()
-        alone = self._send(LAZY_PRIORITY, "alone")
+        alone = self._send(self._numbers.lazy, "alone")
         await asyncio.wait([alone])
         _answered(alone, "a request for one token")
         return min(STEP_SECONDS, max(LEAST_PATIENCE_SECONDS, PATIENCE_FACTOR * (self._clock() - begun_at)))
@@ -247,7 +300,7 @@ class _Probe:
 
     def _fill(self, prompts: int) -> "asyncio.Task[Answer]":
         self._filler_prompts += prompts
-        task = self._start(prompt=["1"] * prompts, max_tokens=self._filler_tokens, priority=FILLER_PRIORITY)
+        task = self._start(prompt=["1"] * prompts, max_tokens=self._filler_tokens, priority=self._numbers.filler)
         self._fillers.append(task)
         return task
 

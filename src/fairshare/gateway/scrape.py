@@ -1,4 +1,7 @@
-"""What an engine tells about itself without load: version, models, KV cache, policy, and how busy it is."""
+"""What an engine tells about itself without load: version, models, KV cache, policy, and how busy it is.
+
+SGLang's names are those of its 0.5.23 (`metrics_collector.py`, `http_server.py`, `server_args.py`).
+"""
 
 import asyncio
 import re
@@ -9,15 +12,30 @@ from typing import TypeVar
 import msgspec
 
 from fairshare.gateway.engine_http import Ask, EngineSilent
-from fairshare.gateway.options import InstanceSpec
+from fairshare.gateway.kinds import SglangFlags, SglangReport
+from fairshare.gateway.options import EngineKind, InstanceSpec
 
 ASK_SECONDS = 3.0
 """How long an engine may take for one answer about itself."""
 
+ENGINE_NAMES = {EngineKind.VLLM: "vLLM", EngineKind.SGLANG: "SGLang"}
+
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TOKENS_TOTAL = ("vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total", "vllm:generation_tokens_total")
 _LOOKED_AT = ("vllm:num_", "vllm:kv_cache_usage", "vllm:cache_config_info", *_TOKENS_TOTAL)
-_SAMPLE = re.compile(r"(vllm:\w+)(?:\{(.*)\})? (\S+)")
+_SAMPLE = re.compile(r"((?:vllm|sglang):\w+)(?:\{(.*)\})? (\S+)")
+_SGLANG_LOAD = {
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:num_grammar_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_usage",
+    "sglang:num_retracted_requests_total": "preemptions",
+    "sglang:max_total_num_tokens": "kv_tokens",
+    "sglang:prompt_tokens_total": "prompt_tokens",
+    "sglang:cached_tokens_total": "cached_tokens",
+    "sglang:generation_tokens_total": "completion_tokens",
+}
+_SGLANG_COUNTERS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +70,8 @@ class EngineFacts:
     """`--scheduling-policy`; visible only where /server_info is open."""
     max_num_seqs: int | None = None
     """`--max-num-seqs`; likewise."""
+    sglang: SglangReport | None = None
+    """What SGLang says of its priorities; None: it is no SGLang, or it does not say."""
     models_problem: str | None = None
     """Why `context_tokens` is None, as a part of a sentence."""
     load: EngineLoad | None = field(default=None, compare=False)
@@ -85,6 +105,28 @@ class _VllmConfig(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     vllm_config: _VllmConfig
+
+
+class _SglangState(msgspec.Struct):
+    effective_max_running_requests_per_dp: int | None = None
+
+
+class _SglangInfo(msgspec.Struct):
+    version: str
+    enable_priority_scheduling: bool
+    schedule_low_priority_values_first: bool
+    priority_scheduling_preemption_threshold: int
+    disable_priority_preemption: bool = False
+    retraction_policy: str = "length"
+    max_running_requests: int | None = None
+    internal_states: list[_SglangState] = []
+
+    @property
+    def seats(self) -> int | None:
+        """Of all its schedulers; what memory allows can be less than the flag, and is what it says of each."""
+        each = [state.effective_max_running_requests_per_dp for state in self.internal_states]
+        known = [seats for seats in each if seats is not None]
+        return sum(known) if known and len(known) == len(each) else self.max_running_requests
 
 
 def parse_metrics(text: str) -> EngineLoad | None:
@@ -130,6 +172,42 @@ def parse_metrics(text: str) -> EngineLoad | None:
     )
 
 
+def parse_sglang_metrics(text: str) -> EngineLoad | None:
+    """Reads the same of SGLang's metrics; None: they are not there (they need `--enable-metrics`)."""
+    found = dict.fromkeys(_SGLANG_LOAD.values(), 0.0)
+    schedulers: set[str] = set()
+    has_kv_tokens = False
+    for line in text.splitlines():
+        if not line.startswith("sglang:"):
+            continue
+        sample = _SAMPLE.match(line)
+        field_name = _SGLANG_LOAD.get(sample.group(1)) if sample is not None else None
+        if sample is None or field_name is None:
+            continue
+        labels, value = dict(_LABEL.findall(sample.group(2) or "")), _number(sample.group(3))
+        # With priority scheduling the gauges come once as a whole, under an empty label, and once for each priority.
+        # What is counted by request comes for each priority only.
+        if labels.get("priority") and field_name not in _SGLANG_COUNTERS:
+            continue
+        if field_name == "running":
+            schedulers.add(labels.get("dp_rank", ""))
+        has_kv_tokens = has_kv_tokens or field_name == "kv_tokens"
+        found[field_name] = max(found[field_name], value) if field_name == "kv_usage" else found[field_name] + value
+    if not schedulers:
+        return None
+    return EngineLoad(
+        running=int(found["running"]),
+        waiting=int(found["waiting"]),
+        kv_usage=found["kv_usage"],
+        preemptions_total=int(found["preemptions"]),
+        kv_tokens=int(found["kv_tokens"]) if has_kv_tokens else None,
+        schedulers=len(schedulers),
+        prompt_tokens_total=int(found["prompt_tokens"]),
+        cached_tokens_total=int(found["cached_tokens"]),
+        completion_tokens_total=int(found["completion_tokens"]),
+    )
+
+
 def _number(text: str) -> float:
     try:
         value = float(text)
@@ -146,18 +224,23 @@ def _kv_tokens(labels: dict[str, str]) -> int | None:
 
 
 async def scrape(ask: Ask, spec: InstanceSpec) -> EngineLoad | None:
-    """How busy the engine is; None: it does not say (no answer, or no vLLM's metrics)."""
+    """How busy the engine is; None: it does not say (no answer, or not the metrics of its kind)."""
     try:
         answer = await ask(
             "GET", f"{spec.url}/metrics", api_key=spec.api_key, ca_file=spec.ca_file, timeout_seconds=ASK_SECONDS
         )
     except EngineSilent:
         return None
-    return parse_metrics(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
+    if answer.status != 200:
+        return None
+    text = answer.body.decode("utf-8", "replace")
+    return parse_sglang_metrics(text) if spec.kind is EngineKind.SGLANG else parse_metrics(text)
 
 
 async def discover(ask: Ask, spec: InstanceSpec) -> EngineFacts:
     """What an engine that is up tells about itself. A question it does not answer leaves a None; nothing is raised."""
+    if spec.kind is EngineKind.SGLANG:
+        return await _discover_sglang(ask, spec)
     version, models, info, load = await asyncio.gather(
         _asked(ask, spec, "/version", _Version),
         _asked(ask, spec, "/v1/models", _Models),
@@ -167,14 +250,46 @@ async def discover(ask: Ask, spec: InstanceSpec) -> EngineFacts:
     scheduler = info.vllm_config.scheduler_config if isinstance(info, _ServerInfo) else _Scheduler()
     return EngineFacts(
         version=version.version if isinstance(version, _Version) else None,
-        context_tokens={model.id: model.max_model_len for model in models.data}
-        if isinstance(models, _Models)
-        else None,
+        context_tokens=_lengths(models),
         policy=scheduler.policy,
         max_num_seqs=scheduler.max_num_seqs,
         models_problem=models if isinstance(models, str) else None,
         load=load,
     )
+
+
+async def _discover_sglang(ask: Ask, spec: InstanceSpec) -> EngineFacts:
+    models, info, load = await asyncio.gather(
+        _asked(ask, spec, "/v1/models", _Models),
+        _asked(ask, spec, "/server_info", _SglangInfo),
+        scrape(ask, spec),
+    )
+    known = info if isinstance(info, _SglangInfo) else None
+    return EngineFacts(
+        version=known.version if known is not None else None,
+        context_tokens=_lengths(models),
+        policy=None if known is None else "priority" if known.enable_priority_scheduling else "fcfs",
+        max_num_seqs=known.seats if known is not None else None,
+        sglang=_report(known) if known is not None else None,
+        models_problem=models if isinstance(models, str) else None,
+        load=load,
+    )
+
+
+def _report(info: _SglangInfo) -> SglangReport:
+    return SglangReport(
+        flags=SglangFlags(
+            low_values_first=info.schedule_low_priority_values_first,
+            preemption_threshold=info.priority_scheduling_preemption_threshold,
+        ),
+        enabled=info.enable_priority_scheduling,
+        displaces=not info.disable_priority_preemption,
+        retraction_policy=info.retraction_policy,
+    )
+
+
+def _lengths(models: _Models | str) -> dict[str, int | None] | None:
+    return {model.id: model.max_model_len for model in models.data} if isinstance(models, _Models) else None
 
 
 async def _asked(ask: Ask, spec: InstanceSpec, path: str, shape: type[_Shape]) -> _Shape | str:
@@ -189,4 +304,4 @@ async def _asked(ask: Ask, spec: InstanceSpec, path: str, shape: type[_Shape]) -
     except EngineSilent as silent:
         return silent.detail
     except msgspec.MsgspecError:
-        return "its answer is not what vLLM answers"
+        return f"its answer is not what {ENGINE_NAMES[spec.kind]} answers"
