@@ -44,11 +44,18 @@ class Call:
         """Counts sendings, so that what was planned for an earlier one is void."""
         self.began = False
         self.standing = Standing.BORROWING
+        self.is_guest = False
+        """Whether another pool than its own serves it."""
         self.degraded = False
         """Whether a replica without an owner sent it."""
         self.epoch = 0
         """Whose decision it was, if not."""
         self.instance_id = ""
+
+    @property
+    def is_within_share(self) -> bool:
+        """Whether it runs within share. Not guests: whether one is, is decided by whole slots, without turns."""
+        return self.place == "sent" and self.standing is Standing.WITHIN_SHARE and not self.is_guest
 
 
 class Node:
@@ -263,6 +270,7 @@ class Node:
                 # A grant of the replica's own pool: an owner's is a remote one.
                 call.degraded = decision.grant._pool is not None  # pyright: ignore[reportPrivateUsage]
                 call.epoch = replica.epoch
+                call.is_guest = decision.pool != call.pool
                 assert call.degraded or call.epoch >= self.world.epoch, (
                     f"{call.request.id} is sent by epoch {call.epoch}, but {self.world.epoch} has begun to decide"
                 )
@@ -315,10 +323,7 @@ class Node:
 
     def degraded_slots(self) -> int:
         """Within-share slots of what it sent without an owner and what has not ended."""
-        return sum(
-            call.degraded and call.place == "sent" and call.standing is Standing.WITHIN_SHARE
-            for call in self.calls.values()
-        )
+        return sum(call.degraded and call.is_within_share for call in self.calls.values())
 
     def charged_up_to(self, number: int) -> Mapping[str, float]:
         """Team → what its first `number` requests that ended here consumed."""

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fairshare.core.priority import ServiceClass, Standing
+from fairshare.core.priority import ServiceClass
 from fairshare.replicas.lease import LeaseOptions
 from fairshare.replicas.member import MemberOptions
 from fairshare.replicas.owner import OwnerOptions
@@ -326,7 +326,7 @@ class World:
         found = {"owner": 0, "degraded": 0, "late": 0}
         for node in self.nodes:
             for call in node.calls.values():
-                if call.place == "sent" and call.standing is Standing.WITHIN_SHARE:
+                if call.is_within_share:
                     if call.degraded:
                         found["degraded"] += 1
                     elif call.epoch < self.epoch and node.name not in self.inherited:
