@@ -54,7 +54,8 @@ from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.replication import ReplicaSpec, Replication
-from fairshare.gateway.seat import DRAIN, END_AT_ONCE, RELOAD, Parent, WorkerSeat
+from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, RELOAD, Parent, WorkerSeat
+from fairshare.gateway.state_dump import DumpParts, StateDump, written
 from fairshare.gateway.status import BudgetStatus, PoolStatus, pool_status
 from fairshare.gateway.status_api import StatusApi, StatusParts
 from fairshare.gateway.tls import engine_context, server_context, show
@@ -94,7 +95,8 @@ def run(path: Path, environ: Mapping[str, str], seat: WorkerSeat | None = None) 
 
 
 async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat | None = None) -> None:
-    """Serve until SIGTERM or SIGINT: the first drains, the second ends at once. SIGHUP reads the settings again.
+    """Serve until SIGTERM or SIGINT: the first drains, the second ends at once. SIGHUP reads the settings again,
+    SIGUSR1 writes a dump of the decision state.
 
     A worker never ends at once by a signal: a service manager may send it the same one as its parent, which tells it.
     """
@@ -107,11 +109,13 @@ async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reload_wanted.set)
+    gateway = Gateway(settings, seat)
+    loop.add_signal_handler(signal.SIGUSR1, gateway.dump)
     parent: Parent | None = None
     if seat is not None:
-        parent = Parent(seat, {DRAIN: ending.set, END_AT_ONCE: at_once.set, RELOAD: reload_wanted.set})
+        hears = {DRAIN: ending.set, END_AT_ONCE: at_once.set, RELOAD: reload_wanted.set, DUMP: gateway.dump}
+        parent = Parent(seat, hears)
 
-    gateway = Gateway(settings, seat)
     try:
         await gateway.start()
         if parent is not None:
@@ -152,6 +156,16 @@ async def _reload_when_wanted(
         except Exception:
             # Serving must outlive whatever a reload runs into.
             log.exception("Reloading the configuration failed inside fairshare; parts of it may be in force.")
+
+
+async def _write_dump(content: bytes) -> None:
+    path = await asyncio.to_thread(written, content, process=os.getpid())
+    log.info("The decision state was written.", extra={"file": str(path)})
+
+
+def _dump_written(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("The decision state could not be written: %s", error)
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
@@ -241,6 +255,15 @@ class Gateway:
         self._data_port = DataPort(
             driver=self._driver, directory=self._directory, admission=self._accounts, limits=self._spec.limits
         )
+        self._dump = StateDump(
+            DumpParts(
+                driver=self._driver,
+                pools=self.pools,
+                budgets=self._budgets,
+                ledger=self._ledger_counts,
+                wall=clock.wall,
+            )
+        )
         self._admin_logins = FailedLogins()
         self._admin = AdminServer(
             admin_app(
@@ -250,6 +273,7 @@ class Gateway:
                 pages=status_pages(),
                 key=lambda: self._spec.admin.key,
                 status=self._status_api().routes(),
+                dump=self._dump.routes(),
                 instances=InstancesApi(self._keeper, self._instance_changed_by).routes(),
                 accounts=[] if api is None else api.routes(),
                 operator=lambda sha256: None if self._accounts is None else self._accounts.operator(sha256),
@@ -305,6 +329,11 @@ class Gateway:
         if not any(report.healthy for report in reports):
             return "no engine is healthy"
         return None
+
+    def dump(self) -> None:
+        """Write the decision state to a file, and say where it is."""
+        # The file is written on another thread, and may be late: the state is that of now.
+        asyncio.create_task(_write_dump(self._dump.encoded())).add_done_callback(_dump_written)
 
     # ------------------------------------------------------------------ life
 

@@ -33,7 +33,7 @@ from fairshare.gateway.machine import MachineAdmin, Member, WorkerSilent, fetche
 from fairshare.gateway.merged import PoolJson, Totals, deciding_workers
 from fairshare.gateway.metrics import WORKER_DEATHS, WORKERS
 from fairshare.gateway.options import Address
-from fairshare.gateway.seat import DRAIN, END_AT_ONCE, RELOAD, SEAT_VARIABLE, SECRET_FILE, WorkerSeat
+from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, RELOAD, SEAT_VARIABLE, SECRET_FILE, WorkerSeat
 
 log = logging.getLogger("fairshare.workers")
 
@@ -138,7 +138,8 @@ class Workers:
     async def run(self) -> None:
         """Until SIGTERM or SIGINT: the first drains, the second ends at once.
 
-        SIGHUP has every worker read the configuration again; SIGUSR2 replaces the workers, one after the other.
+        SIGHUP has every worker read the configuration again, SIGUSR1 has each write a dump of its state; SIGUSR2
+        replaces the workers, one after the other.
         """
         loop = asyncio.get_running_loop()
         ending, replacing = asyncio.Event(), asyncio.Event()
@@ -150,6 +151,7 @@ class Workers:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR1, self._say_to_all, DUMP)
         loop.add_signal_handler(signal.SIGUSR2, replacing.set)
         with (
             tempfile.TemporaryDirectory(prefix="fairshare-", ignore_cleanup_errors=True) as folder,

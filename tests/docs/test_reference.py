@@ -21,6 +21,7 @@ from fairshare.gateway.discovery.api import OPERATIONS as INSTANCE_OPERATIONS
 from fairshare.gateway.metrics import METRICS, Metrics
 from fairshare.gateway.options import Limits, Timeouts
 from fairshare.gateway.ports import Counters
+from fairshare.gateway.state_dump import StateDump
 from fairshare.gateway.status import InstanceStatus, PoolStatus, TeamStatus
 from fairshare.gateway.status_api import StatusApi
 from fairshare.wire.endpoints import ENDPOINTS
@@ -246,6 +247,7 @@ def test_the_table_of_the_admin_port_has_every_route_and_no_other() -> None:
         not_ready=lambda: None,
         pages=status_pages(),
         status=StatusApi(NO_PARTS).routes(),
+        dump=StateDump(NO_PARTS).routes(),
         key=lambda: None,
     )
     starlette: Starlette = vars(app)["_app"]

@@ -29,6 +29,7 @@ from fairshare.clock import Clock, monotonic
 from fairshare.gateway.accounts_api import ACTOR, LOCAL
 from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import CONTENT_TYPE, Metrics
+from fairshare.gateway.state_dump import DUMP_PATH
 from fairshare.gateway.status import PoolStatus
 from fairshare.gateway.status_api import OPERATOR_PATHS, TEAM_PATHS
 from fairshare.wire.problems import (
@@ -70,6 +71,7 @@ def admin_app(
     pages: Pages,
     key: Callable[[], str | None],
     status: Sequence[Route] = (),
+    dump: Sequence[Route] = (),
     instances: Sequence[Route] = (),
     accounts: Sequence[Route] = (),
     operator: Callable[[bytes], Actor | None] = lambda _: None,
@@ -85,6 +87,7 @@ def admin_app(
         pages: the status page, the page of teams, and what both load.
         key: the admin key in force; None: none is configured, and the port listens on loopback only.
         status: the routes that the pages ask (`fairshare.gateway.status_api`).
+        dump: the route of the dump of the decision state.
         instances: the routes of the pools' instances.
         accounts: the routes of the accounts.
         operator: who has a role by the SHA-256 of what they show; they reach the accounts and the pools' instances.
@@ -138,6 +141,7 @@ def admin_app(
             Route("/metrics", scrape),
             Route("/api/v1/pools", pool_states),
             *status,
+            *dump,
             *instances,
             *accounts,
             Route("/", document),
@@ -231,7 +235,7 @@ class _Guard:
         )
 
 
-_NOT_OF_ACCOUNTS = frozenset({"/api/v1/pools", *OPERATOR_PATHS, *TEAM_PATHS})
+_NOT_OF_ACCOUNTS = frozenset({"/api/v1/pools", DUMP_PATH, *OPERATOR_PATHS, *TEAM_PATHS})
 
 
 def _is_of_accounts(path: str) -> bool:

@@ -261,6 +261,10 @@ class DecisionLog:
                 return
             yield decision
 
+    def last(self, most: int) -> list[Entry]:
+        """The last decisions, the newest first."""
+        return [_entry(decision) for decision in islice(reversed(self._decisions), most)]
+
     def of_request(self, request_id: str, wanted: Callable[[Entry], bool] = lambda _: True) -> list[Entry]:
         """What was decided about a request, in order."""
         found = [_entry(decision) for decision in self._decisions if decision[_ID] == request_id]

@@ -380,6 +380,10 @@ class PoolDriver:
     def open_requests(self) -> int:
         return len(self._exchanges)
 
+    def open_exchanges(self) -> tuple[Driven, ...]:
+        """Every request that has arrived and not ended, the oldest first."""
+        return tuple(self._exchanges.values())
+
     def serving_pool(self, name: str, home: DrivenPool) -> DrivenPool | None:
         """The pool whose capacity a request of `home` uses; None: it was removed since."""
         return home if name == home.spec.name else self._pools.get(name)

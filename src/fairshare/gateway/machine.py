@@ -22,6 +22,7 @@ from starlette.routing import Route
 from fairshare.gateway.accounts_api import HEADERS, json_answer, problem_answer
 from fairshare.gateway.merged import PoolJson, Totals, deciding_workers, merged_metrics, merged_pools
 from fairshare.gateway.metrics import CONTENT_TYPE
+from fairshare.gateway.state_dump import DUMP_PATH
 from fairshare.wire.problems import NO_WORKER
 
 ANSWER_SECONDS = 2.0
@@ -168,6 +169,7 @@ class MachineAdmin:
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics),
                 Route("/api/v1/pools", self._pools),
+                Route(DUMP_PATH, self._dump),
                 Route("/api/v1/pools/{pool}/instances{rest:path}", self._instances, methods=_METHODS),
                 Route("/{path:path}", self._pass_on, methods=_METHODS),
             ]
@@ -208,6 +210,14 @@ class MachineAdmin:
         ours = list(self._findings())
         merged = [{**pool, "findings": [*ours, *pool["findings"]]} for pool in merged_pools(_decoded(answers))]
         return json_answer(msgspec.json.encode(merged))
+
+    async def _dump(self, request: Request) -> Response:
+        """Each worker's, by its name: they are of one moment only nearly."""
+        answers = await self._all(request)
+        refusal = _refusal(answers)
+        if refusal is not None:
+            return refusal
+        return json_answer(msgspec.json.encode({name: msgspec.Raw(body) for name, (_, body, _) in answers.items()}))
 
     # ------------------------------------------------------------------ passed on
 

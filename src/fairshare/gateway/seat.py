@@ -20,6 +20,7 @@ LEASES_FILE = "leases.sqlite3"
 DRAIN = b"d"
 END_AT_ONCE = b"e"
 RELOAD = b"r"
+DUMP = b"u"
 READY = b"y"
 
 
@@ -78,7 +79,7 @@ class Parent:
     """A worker's line to its parent. If the parent is gone, the worker drains and ends."""
 
     def __init__(self, seat: WorkerSeat, hears: Mapping[bytes, Callable[[], None]]) -> None:
-        """`hears`: what to do on `DRAIN`, `END_AT_ONCE` and `RELOAD`."""
+        """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD` and `DUMP`."""
         self._socket = socket.socket(fileno=os.dup(seat.life))
         os.close(seat.life)
         self._socket.setblocking(False)
