@@ -497,6 +497,21 @@ def test_an_engine_key_comes_from_a_file_beside_the_configuration(tmp_path: Path
     assert "engine-secret" not in repr(settings)
 
 
+def test_two_configurations_in_one_folder_that_keep_to_the_same_store_are_a_warning_with_both_names(
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "fairshare.yaml", tmp_path / "second.yaml"
+    one.write_text(SMALLEST)
+    (tmp_path / "broken.yml").write_text("a: [")
+    (tmp_path / "scenario.yaml").write_text("pools: []")
+    assert not [text for text in load(one, {}).warnings if "same store" in text]
+    other.write_text(SMALLEST)
+    (warning,) = [text for text in load(one, {}).warnings if "same store" in text]
+    assert warning.startswith(f"{one}: {other} beside it keeps to the same store, fairshare.sqlite3")
+    other.write_text(f"store: none\n{SMALLEST}")
+    assert not [text for text in load(one, {}).warnings if "same store" in text]
+
+
 def test_a_secret_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "engine.key").write_text("engine-secret")
     (tmp_path / "engine.key").chmod(0o644)

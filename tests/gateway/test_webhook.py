@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,7 @@ class Receiver:
     def __init__(self, *statuses: int) -> None:
         self._statuses = iter(statuses)
         self.asked: list[tuple[dict[str, str], bytes]] = []
+        self.came = asyncio.Event()
         self.done = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,6 +37,7 @@ class Receiver:
         headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
         body = await reader.readexactly(int(headers["content-length"]))
         self.asked.append((headers, body))
+        self.came.set()
         status = next(self._statuses)
         writer.write(b"HTTP/1.1 %d x\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n" % status)
         await writer.drain()
@@ -151,3 +154,31 @@ def test_events_go_out_one_by_one_while_it_runs() -> None:
         await server.wait_closed()
 
     asyncio.run(main())
+
+
+def test_what_waits_at_the_end_is_tried_once_more_and_what_still_fails_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fairshare.gateway.webhook.PAUSES_SECONDS", (1e6,))
+
+    async def main() -> Receiver:
+        receiver = Receiver(503, 200, 200, 503)
+        server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+        spec = WebhookSpec(
+            url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", secret="s", allow_internal=True
+        )
+        webhook = Webhook(spec, wall=lambda: 0.0)
+        webhook.start()
+        for budget_id in (1, 2, 3, 4):
+            webhook.tell(replace(PASSED, budget_id=budget_id))
+        async with asyncio.timeout(20):
+            await receiver.came.wait()
+            await webhook.stop()
+        server.close()
+        await server.wait_closed()
+        return receiver
+
+    receiver = asyncio.run(main())
+    # The first one failed, and waited for its next try.
+    assert [json.loads(body)["budget"] for _, body in receiver.asked] == [1, 1, 2, 3]
+    assert "was not told of 2 budgets before the end: it answers with status 503" in caplog.text

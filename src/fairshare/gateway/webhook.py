@@ -1,5 +1,8 @@
 """Tells a site's own system when a budget's soft amount is passed: one signed POST for each, tried again if it fails.
 
+Whoever starts again, and every replica, tells of a budget that is over its soft amount: the `id` of the event comes
+from the budget, its soft amount and its period, so a receiver knows it again.
+
 The name comes from the configuration, but its address from whoever runs the DNS: what it resolves to must pass
 `may_be_called`, and exactly that address is connected to. Redirects are not followed.
 """
@@ -9,7 +12,6 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import secrets
 import ssl
 from urllib.parse import urlsplit
 
@@ -30,6 +32,11 @@ TRY_SECONDS = 10.0
 
 PAUSES_SECONDS = (1.0, 5.0, 30.0, 120.0, 600.0)
 """Between the tries; after the last try the event is given up."""
+
+LAST_SECONDS = 3.0
+"""How long what waits may still take when the gateway ends."""
+
+_FAILURES = (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError)
 
 _NEVER = (
     # Where clouds keep what a machine may know about itself, keys among it, and ways to write IPv4 in IPv6.
@@ -58,6 +65,7 @@ class Webhook:
         self._spec = spec
         self._wall = wall
         self._waiting: asyncio.Queue[SoftPassed] = asyncio.Queue(MAX_WAITING)
+        self._sending: SoftPassed | None = None
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, passed: SoftPassed) -> None:
@@ -71,35 +79,37 @@ class Webhook:
         self._task = asyncio.create_task(self._keep_sending())
 
     async def stop(self) -> None:
-        """End; what waits is lost."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """End; what waits is tried once more. After a restart the budgets that are over are told of again."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        left = [] if self._sending is None else [self._sending]
+        while not self._waiting.empty():
+            left.append(self._waiting.get_nowait())
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                while left:
+                    await self._post(_body(left[0]))
+                    del left[0]
+        except (_Failed, *_FAILURES) as error:
+            reason = str(error) or type(error).__name__
+            log.error("The webhook was not told of %d budgets before the end: %s.", len(left), reason)
 
     async def _keep_sending(self) -> None:
         while True:
-            await self._send(await self._waiting.get())
+            self._sending = await self._waiting.get()
+            await self._send(self._sending)
+            self._sending = None
 
     async def _send(self, passed: SoftPassed) -> None:
-        event_id = secrets.token_hex(16)
-        body = msgspec.json.encode(
-            {
-                "event": EVENT,
-                "id": event_id,
-                "owner": passed.owner,
-                "budget": passed.budget_id,
-                "soft_cost_units": passed.soft_cost_units,
-                "used_cost_units": passed.used_cost_units,
-                "borrows_only": passed.borrows_only,
-                "resets_at": None if passed.resets_at == float("inf") else passed.resets_at,
-            }
-        )
+        body = _body(passed)
         for pause_seconds in (*PAUSES_SECONDS, None):
             try:
                 async with asyncio.timeout(TRY_SECONDS):
                     await self._post(body)
                 return
-            except (_Failed, OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            except (_Failed, *_FAILURES) as error:
                 reason = str(error) or type(error).__name__
                 if pause_seconds is None or (isinstance(error, _Failed) and error.final):
                     log.error("The webhook was not told of budget %d: %s.", passed.budget_id, reason)
@@ -149,6 +159,22 @@ class Webhook:
         if not found:
             raise _Failed(f"{host} has no address")
         return str(found[0])
+
+
+def _body(passed: SoftPassed) -> bytes:
+    known_by = f"{passed.budget_id} {passed.soft_cost_units!r} {passed.resets_at!r}"
+    return msgspec.json.encode(
+        {
+            "event": EVENT,
+            "id": hashlib.sha256(known_by.encode()).hexdigest()[:32],
+            "owner": passed.owner,
+            "budget": passed.budget_id,
+            "soft_cost_units": passed.soft_cost_units,
+            "used_cost_units": passed.used_cost_units,
+            "borrows_only": passed.borrows_only,
+            "resets_at": None if passed.resets_at == float("inf") else passed.resets_at,
+        }
+    )
 
 
 def may_be_called(address: str, *, allow_internal: bool) -> bool:
