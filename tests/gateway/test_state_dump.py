@@ -17,7 +17,7 @@ def of(rig: Rig) -> StateDump:
         DumpParts(
             driver=rig.driver,
             pools=lambda: [pool_status_of("chat")],
-            budgets=lambda: [],
+            budgets=list,
             ledger=lambda: LedgerCounts(store_is_up=True, pending=3, written_total=5, dropped_total=0),
             wall=lambda: 1_796_025_600.0,
         )
