@@ -422,3 +422,32 @@ def test_an_observing_queue_adopts_in_its_shadow_too() -> None:
         assert queue._entries["A1"].grant.priority == 11
         assert not queue._entries["A1"].began
         assert [stat.in_flight_slots for stat in queue.snapshot().instances] == [1]
+
+
+def test_what_is_adopted_above_the_whole_slots_of_its_team_holds_its_turn() -> None:
+    desk = Desk(3, HALVES)
+
+    def adopt(name: str, standing: Standing, slots: int = 1) -> None:
+        request = Request(id=name, team="A", slots=slots)
+        desk.queue.adopted(request, instance_id="e0", priority=0, standing=standing, began=False)
+
+    adopt("borrows", Standing.BORROWING, slots=2)
+    adopt("own", Standing.WITHIN_SHARE)
+    assert desk.queue.snapshot().turns_taken == 0
+    adopt("turn", Standing.WITHIN_SHARE)
+    team = desk.queue._teams["A"]
+    assert (desk.queue.snapshot().turns_taken, desk.queue._turn_held_slots, team.turn_slots) == (1, 1, 1)
+    assert [stat.in_flight for stat in desk.pool.snapshot()] == [4, 0]
+    assert [entry.sequence for entry in desk.queue._entries.values()] == [0, 1, 2]
+    desk.time.now = 2.0
+    desk.release("turn", "own", "borrows")
+    assert (desk.queue.snapshot().turns_taken, team.turn_slots, team.turn_end_tag) == (0, 0, 2.0 / 0.5)
+
+
+def test_a_turn_that_phantoms_may_hold_is_not_given_away() -> None:
+    desk = Desk(3, HALVES)
+    desk.pool.add_phantoms("A", 2, until=60.0)
+    assert desk.submit("B", 2) == ["own B1", "borrow B2"]
+    desk.release("B2")
+    desk.pool.drop_phantom("A")  # what is left fits in its whole slot
+    assert desk.submit("B") == ["own B3"]
