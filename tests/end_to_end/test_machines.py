@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from end_to_end.processes import EngineProcess, GatewayProcess, eventually, started
@@ -135,6 +136,29 @@ def test_two_machines_keep_one_promise_and_one_that_ends_hands_over_without_a_fa
     assert other.metric("fairshare_degraded_requests_total") == 0
     assert machines.epoch(other) == 2
     agrees_with_the_account(machines, other)
+
+
+@pytest.mark.replicas
+def test_nothing_that_machines_tell_each_other_or_the_store_has_a_word_of_a_request_or_a_key(
+    machines: Machines,
+) -> None:
+    said: list[str] = []
+    for gateway in machines.gateways:
+        answer = httpx.post(
+            f"{gateway.url}/v1/chat/completions",
+            headers={"Authorization": f"Bearer {machines.keys['search']}"},
+            json={"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "kanarienvogel"}]},
+            timeout=30,
+        )
+        assert answer.status_code == 200
+        said.append(answer.json()["choices"][0]["message"]["content"])
+        eventually(lambda: gateway.metric("fairshare_ledger_written_total") == 1, "its record")  # noqa: B023
+    between = b"".join(bytes(link.carried) for link in machines.links)
+    assert b"search" in machines.store.carried
+    assert b"chat" in between
+    carried = bytes(machines.store.carried) + between
+    for word in ("kanarienvogel", machines.keys["search"].removeprefix("fs-"), *said):
+        assert word.encode() not in carried
 
 
 def agrees_with_the_account(machines: Machines, owner: GatewayProcess) -> None:

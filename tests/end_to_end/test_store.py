@@ -197,14 +197,35 @@ def test_a_full_disk_delays_the_account_and_loses_nothing(tmp_path: Path, engine
         assert charged == pytest.approx(saved)
 
 
+ADMIN_PATHS = (
+    "/",
+    "/metrics",
+    "/api/v1/pools",
+    "/api/v1/state",
+    "/api/v1/requests",
+    "/api/v1/explain?of=canary-request",
+    "/api/v1/explain?of=search",
+    "/api/v1/history?pool=chat&seconds=600",
+    "/api/v1/dump",
+    "/api/v1/keys",
+    "/api/v1/audit",
+    "/api/v1/report",
+)
+"""What the admin port shows: the status page and its state, explanations, the decision log, the dump, the accounts."""
+
+
 def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_the_log_or_the_admin_port(
-    tmp_path: Path, engine: EngineProcess
+    tmp_path: Path, engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path, engine, "sqlite:accounts.sqlite3")
+    site.config.write_text(site.config.read_text() + "access_log: access.log\n")
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    monkeypatch.setenv("TMPDIR", str(dumps))
     canary = "kanarienvogel-in-the-prompt"
-    answers: list[Any] = []
+    answers: list[str] = []
     with started(lambda: GatewayProcess(site.config)) as gateway:
-        said = site.ask(gateway, canary)
+        said = site.ask(gateway, canary, request_id="canary-request")
         assert len(said) > 8
         headers = {"Authorization": f"Bearer {site.key}"}
         for body in (b'{"model": "tiny", "messages": "%b"}' % canary.encode(), b"{%b" % canary.encode()):
@@ -213,15 +234,26 @@ def test_no_secret_and_no_word_of_a_prompt_or_answer_is_anywhere_in_the_store_th
             answers.append(answer.text)
         httpx.get(f"{gateway.url}/v1/models", headers={"Authorization": f"Bearer {site.key}x"})
         eventually(lambda: written(gateway) >= 3, "the batch")
-        answers += [httpx.get(f"{gateway.admin_url}{path}").text for path in ("/metrics", "/api/v1/pools", "/")]
+        for path in ADMIN_PATHS:
+            answer = httpx.get(f"{gateway.admin_url}{path}")
+            assert answer.status_code == 200, (path, answer.text)
+            answers.append(answer.text)
+        with httpx.stream("GET", f"{gateway.admin_url}/api/v1/live") as live:
+            answers.append(next(live.iter_text()))
+        gateway.signal(signal.SIGUSR1)
+        gateway.line(gateway.err, "The decision state was written")
         gateway.signal(signal.SIGTERM)
         gateway.wait()
         log = "\n".join(gateway.err + gateway.out)
     with sqlite3.connect(tmp_path / "accounts.sqlite3") as store:
         dump = "\n".join(store.iterdump())
     store.close()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= {"dumps"}
+    assert "canary-request" in (tmp_path / "access.log").read_text()
+    assert "canary-request" in dump
     secret = site.key.removeprefix("fs-")
-    for place in (log, dump, *answers):
+    for place in (log, dump, *answers, *(path.read_bytes().decode("latin-1") for path in files)):
         assert canary not in place
         assert said not in place
         assert secret not in place

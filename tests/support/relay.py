@@ -6,6 +6,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+MOST_CARRIED_BYTES = 1 << 20
+
 
 class Relay:
     """Listens on loopback and passes bytes on to one place, on a thread of its own."""
@@ -15,6 +17,8 @@ class Relay:
         self._target = target
         self._is_cut = False
         self._delay_seconds = 0.0
+        self.carried = bytearray()
+        """What went through, both ways; its last `MOST_CARRIED_BYTES`."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         listening = socket.create_server(("127.0.0.1", 0))
@@ -72,6 +76,8 @@ class Relay:
             while data := await reader.read(65536):
                 if is_answer and self._delay_seconds:
                     await asyncio.sleep(self._delay_seconds)
+                self.carried += data
+                del self.carried[:-MOST_CARRIED_BYTES]
                 writer.write(data)
                 await writer.drain()
         except OSError:
