@@ -112,6 +112,62 @@ def test_an_application_that_fails_or_is_cancelled_frees_its_slot() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_request_that_is_cancelled_as_its_turn_comes_frees_its_slot(turns: int) -> None:
+    async def main() -> None:
+        site = Site()
+        running, waiting = Call(site), Call(site)
+        await settle()
+        running.task.cancel()
+        await asyncio.gather(running.task, return_exceptions=True)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.task.cancel()
+        await asyncio.gather(waiting.task, return_exceptions=True)
+        assert (site.in_flight, site.admission.held) == (0, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_request_that_is_cancelled_as_it_comes_frees_its_slot(turns: int) -> None:
+    async def main() -> None:
+        site = Site()
+        call = Call(site)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.task.cancel()
+        await asyncio.gather(call.task, return_exceptions=True)
+        assert (site.in_flight, site.admission.held) == (0, 0)
+
+    run(main)
+
+
+def test_a_server_whose_receive_fails_as_the_turn_comes_frees_the_slot() -> None:
+    async def main() -> None:
+        site = Site()
+        running = Call(site)
+        await settle()
+        broken = asyncio.Event()
+
+        async def receive() -> Any:
+            await broken.wait()
+            raise OSError
+
+        async def send(message: Any) -> None: ...
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+        waiting = asyncio.ensure_future(site.app(scope, receive, send))
+        await settle()
+        running.task.cancel()
+        broken.set()
+        await asyncio.gather(running.task, waiting, return_exceptions=True)
+        assert isinstance(waiting.exception(), OSError)
+        assert (site.in_flight, site.admission.held) == (0, 0)
+
+    run(main)
+
+
 def test_a_full_queue_is_answered_as_the_gateway_does_and_other_paths_pass() -> None:
     async def main() -> None:
         site = Site()

@@ -68,6 +68,7 @@ class FairshareMiddleware:
         """None: the client left first. What came of the body meanwhile is in `early`."""
         waiting = asyncio.ensure_future(self._admission.acquire(self._team(scope), self._service_class(scope)))
         hearing: asyncio.Future[Message] | None = None
+        admitted: Admitted | None = None
         try:
             await asyncio.sleep(0)
             while not waiting.done():
@@ -78,13 +79,16 @@ class FairshareMiddleware:
                     hearing = None
                     if early[-1]["type"] == "http.disconnect" and not waiting.done():
                         return None
-            return waiting.result()
+            admitted = waiting.result()
+            return admitted
         finally:
             if hearing is not None:
                 hearing.cancel()
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
+            elif admitted is None and not waiting.cancelled() and waiting.exception() is None:
+                waiting.result().release()  # it was admitted in the turn in which this was cancelled, or hearing failed
 
 
 def _headers(admitted: Admitted) -> list[tuple[bytes, bytes]]:
