@@ -451,3 +451,9 @@ def test_a_turn_that_phantoms_may_hold_is_not_given_away() -> None:
     desk.release("B2")
     desk.pool.drop_phantom("A")  # what is left fits in its whole slot
     assert desk.submit("B") == ["own B3"]
+
+
+def test_a_fallback_for_which_nobody_waits_has_no_deadline() -> None:
+    spare = Desk(1, {"S": 1}, name="spare")
+    desk = Desk(1, {"A": 1}, fallback=spare)
+    assert (spare.queue.next_deadline(), desk.queue.next_deadline()) == (None, None)
