@@ -14,6 +14,8 @@ from engine.asgi import Call, until
 from fairshare.engine.scheduler import Policy, SchedulerConfig
 from fairshare.engine.server import EngineApp, EngineSettings
 from fairshare.engine.service import Answer, Wanted
+from fairshare.engine.sglang import SglangOptions
+from fairshare.gateway.scrape import parse_sglang_metrics
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_vllm.json").read_text())
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello there"}], "ignore_eos": True, "max_tokens": 3}
@@ -874,5 +876,88 @@ def test_new_requests_are_an_internal_error_while_the_engine_shuts_down() -> Non
             assert call.status == 500
             assert call.json()["error"]["message"] == "cannot schedule new futures after shutdown"
             assert (await ask(app, "/health", method="GET")).status == 200
+
+    run(test)
+
+
+# ---------------------------------------------------------------- as SGLang
+
+SGLANG = replace(SETTINGS, sglang=SglangOptions(enable_priority_scheduling=True))
+
+
+def test_as_sglang_it_says_its_flags_and_its_load_under_sglangs_names() -> None:
+    async def test() -> None:
+        async with running(SGLANG) as app:
+            for path in ("/server_info", "/get_server_info"):
+                info = (await ask(app, path, method="GET")).json()
+                assert (info["enable_priority_scheduling"], info["max_running_requests"]) == (True, 4)
+                assert info["internal_states"] == [{"effective_max_running_requests_per_dp": 4}]
+            await ask(app, "/v1/completions", TEXT)
+            load = parse_sglang_metrics((await ask(app, "/metrics", method="GET")).text)
+            assert load is not None
+            assert (load.running, load.waiting, load.schedulers) == (0, 0, 1)
+            assert (load.kv_tokens, load.completion_tokens_total) == (65 * 128, 3)
+            assert (await ask(app, "/version", method="GET")).status == 404
+            assert (await ask(app, "/v1/models", method="GET")).json()["data"][0]["owned_by"] == "sglang"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "number"),
+    [
+        ("/v1/completions", TEXT, {}, None),
+        ("/v1/completions", TEXT | {"priority": -7}, {"x-override-priority": "5"}, -7),
+        ("/v1/chat/completions", CHAT | {"priority": -7}, {}, -7),
+        ("/v1/chat/completions", CHAT | {"priority": -7}, {"x-override-priority": "5"}, 5),
+        ("/v1/embeddings", {"model": "tiny", "input": "x"}, {}, None),
+        ("/v1/embeddings", {"model": "tiny", "input": "x", "priority": 3}, {}, 3),
+    ],
+)
+def test_as_sglang_it_takes_a_priority_from_where_sglang_does(
+    path: str, body: Any, headers: dict[str, str], number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with running(SGLANG) as app:
+            submit, seen = app.service.submit, []
+
+            def noting(wanted: Sequence[Wanted], *, priority: int | None, request_id: str) -> Answer:
+                seen.append(priority)
+                return submit(wanted, priority=priority, request_id=request_id)
+
+            monkeypatch.setattr(app.service, "submit", noting)
+            assert (await ask(app, path, body, headers=headers)).status == 200
+            assert seen == [number]
+
+    run(test)
+
+
+def test_as_sglang_a_header_that_is_no_number_is_refused_and_errors_have_its_shape() -> None:
+    async def test() -> None:
+        async with running(SGLANG, api_key="key") as app:
+            key = {"authorization": "Bearer key"}
+            call = await ask(app, "/v1/chat/completions", CHAT, headers=key | {"x-override-priority": "x"})
+            assert (call.status, "x-override-priority" in call.json()["detail"]) == (400, True)
+            call = await ask(app, "/v1/completions", TEXT | {"max_tokens": -1}, headers=key)
+            assert (call.status, call.json()["object"], call.json()["code"]) == (400, "error", 400)
+            assert (await ask(app, "/server_info", method="GET")).status == 401
+            assert (await ask(app, "/health", method="GET")).status == 200
+
+    run(test)
+
+
+def test_as_sglang_who_leaves_is_aborted_and_a_better_one_displaces_who_runs() -> None:
+    async def test() -> None:
+        async with running(SGLANG) as app:
+            long = TEXT | {"max_tokens": 1000, "stream": True}
+            calls = [Call(app, "/v1/completions", long | {"priority": -20}) for _ in range(4)]
+            await until(lambda: all(call.chunks for call in calls))
+            better = await ask(app, "/v1/completions", TEXT | {"priority": 0})
+            assert better.status == 200
+            assert app.service.unfinished == 4  # it did not wait for one of them
+            for call in calls:
+                call.leave()
+                await call.done()
+            assert app.service.unfinished == 0
 
     run(test)

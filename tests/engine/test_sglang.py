@@ -1,11 +1,17 @@
 """The stand-in for SGLang's scheduler, and what our priorities do on it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from fairshare.core.pool import Pool
-from fairshare.engine.scheduler import SchedulerConfig
+from fairshare.engine.scheduler import Change, Scheduler, SchedulerConfig
 from fairshare.engine.sglang import SglangScheduler
 from fairshare.gateway.kinds import SglangFlags, sglang_priority
+from fairshare.simulator.policies import PolicyName
+from fairshare.simulator.scenario import parse
+from fairshare.simulator.world import World
 
 FOUR_SEATS = SchedulerConfig(max_num_seqs=4, step_seconds=0.01, token_seconds=0.0)
 
@@ -106,3 +112,58 @@ def test_an_owner_gets_its_slots_at_once_behind_a_flood(low_values_first: bool) 
 @pytest.mark.parametrize("low_values_first", [False, True])
 def test_with_vllms_numbers_the_owner_waits_behind_the_flood(low_values_first: bool) -> None:
     assert started_of_owner(lambda one: one, low_values_first=low_values_first) == 0
+
+
+# ---------------------------------------------------------------- the burst, behind the gateway's queue
+
+BURST = """
+title: a burst, and an owner of half who comes {b_starts}
+duration: 8s
+window: 500ms
+pools: [{{capacity: 16, engines: {{max_num_seqs: 16}}}}]
+teams:
+  - {{name: a, share: 1/2, loads: [{{burst: 100, prompt: 50-150, output: 50-150}}]}}
+  - {{name: b, share: 1/2, loads: [{{clients: 16, start: {b_starts}, prompt: 50-150, output: 50-150}}]}}
+"""
+
+
+def shares_of_b(b_starts: str, number: Callable[[int], int], *, low_values_first: bool) -> list[float]:
+    """Of the tokens in each half second, with `dispatch: hold` (the real queue) on SGLang's rules.
+
+    `number`: makes what the engine is told of our priorities.
+    """
+
+    class Told(SglangScheduler):
+        def add(self, request_id: str, *, priority: int | None = None, **more: Any) -> None:
+            super().add(request_id, priority=None if priority is None else number(priority), **more)
+
+    def engine(config: SchedulerConfig, observer: Callable[[Change, str], None]) -> Scheduler:
+        return Told(
+            config, observer, low_values_first=low_values_first, preemption_threshold=20, retracts_by_priority=True
+        )
+
+    scenario = parse(BURST.format(b_starts=b_starts))
+    (pool,) = World(scenario, PolicyName.HOLD_RECALL, make_scheduler=engine).run().pools
+    b = list(pool.teams).index("b")
+    return [row[b] / sum(row) for row in pool.windows.output_tokens]
+
+
+@pytest.mark.parametrize("low_values_first", [False, True])
+def test_a_burst_takes_nothing_of_the_half_that_another_team_owns(low_values_first: bool) -> None:
+    flags = SglangFlags(low_values_first=low_values_first, preemption_threshold=20)
+    shares = shares_of_b("0s", lambda one: sglang_priority(one, flags), low_values_first=low_values_first)
+    assert len(shares) == 16
+    assert shares == pytest.approx([0.5] * 16, abs=0.02)
+
+
+@pytest.mark.parametrize("low_values_first", [False, True])
+def test_who_comes_after_the_burst_has_its_half_at_once_and_with_vllms_numbers_it_has_not(
+    low_values_first: bool,
+) -> None:
+    flags = SglangFlags(low_values_first=low_values_first, preemption_threshold=20)
+    mapped = shares_of_b("500ms", lambda one: sglang_priority(one, flags), low_values_first=low_values_first)
+    naive = shares_of_b("500ms", lambda one: one, low_values_first=low_values_first)
+    assert mapped[0] == naive[0] == 0.0
+    assert mapped[1] > 0.43  # its prompts are computed in that half second
+    assert mapped[2:] == pytest.approx([0.5] * (len(mapped) - 2), abs=0.02)
+    assert naive[1] < 0.2

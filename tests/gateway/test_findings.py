@@ -156,4 +156,7 @@ def test_every_finding_has_its_row_in_the_reference_and_no_row_is_left_over() ->
                 if keyword.arg == "id" and isinstance(keyword.value, ast.Constant):
                     said.add(keyword.value.value)
     page = (root / "docs" / "reference" / "findings.md").read_text(encoding="utf-8")
-    assert said == set(re.findall(r"^\| `([a-z-]+)` \| (?:error|warning) \|", page, re.MULTILINE))
+    rows = set(re.findall(r"^\| `([a-z-]+)` \| (?:error|warning) \|", page, re.MULTILINE))
+    # What is not about engines is said elsewhere: of the machine and the store, and of the replicas.
+    others = "".join((root / "src/fairshare/gateway" / name).read_text("utf-8") for name in ("host.py", "status.py"))
+    assert said == {row for row in rows if f'"{row}"' not in others}

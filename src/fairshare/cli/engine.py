@@ -1,4 +1,4 @@
-"""`fairshare engine`: the stand-in for a vLLM server."""
+"""`fairshare engine`: the stand-in for a vLLM or an SGLang server."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 def engine(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
     model: Annotated[str, typer.Option(help="Name of the model it pretends to serve.")] = "tiny",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests it runs at once (vLLM's --max-num-seqs).")] = 16,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="Requests it runs at once (SGLang's --max-running-requests).")
+    ] = 16,
     kv_tokens: Annotated[
         int, typer.Option(min=1, help="Size of the KV cache in tokens, as vLLM counts it (one block is never used).")
     ] = 65_536,
@@ -61,13 +63,43 @@ def engine(
         typer.Option("--silent-sigterm", help="Leave running requests open and silent on SIGTERM, as vLLM often does."),
     ] = False,
     dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Open /server_info (VLLM_SERVER_DEV_MODE).")] = False,
+    kind: Annotated[
+        Literal["vllm", "sglang"], typer.Option(help="Which server it stands for; the options below are SGLang's.")
+    ] = "vllm",
+    enable_priority_scheduling: Annotated[
+        bool, typer.Option("--enable-priority-scheduling", help="Without it, priorities are silently ignored.")
+    ] = False,
+    schedule_low_priority_values_first: Annotated[
+        bool, typer.Option("--schedule-low-priority-values-first", help="Lower numbers go first.")
+    ] = False,
+    priority_scheduling_preemption_threshold: Annotated[
+        int, typer.Option(min=0, help="A waiting request displaces one that is worse by more than this.")
+    ] = 10,
+    disable_priority_preemption: Annotated[
+        bool, typer.Option("--disable-priority-preemption", help="A waiting request displaces nobody.")
+    ] = False,
+    retraction_policy: Annotated[
+        Literal["length", "priority"], typer.Option(help="Who gives way when the KV cache is full.")
+    ] = "length",
 ) -> None:
-    """A stand-in for a vLLM server: same rules, same answers, pseudo-text."""
+    """A stand-in for a vLLM server, or for an SGLang server: same rules, same answers, pseudo-text."""
     import uvloop
 
     from fairshare.engine.scheduler import Policy, SchedulerConfig
     from fairshare.engine.server import EngineSettings
+    from fairshare.engine.sglang import SglangOptions
 
+    sglang = SglangOptions(
+        enable_priority_scheduling=enable_priority_scheduling,
+        schedule_low_priority_values_first=schedule_low_priority_values_first,
+        priority_scheduling_preemption_threshold=priority_scheduling_preemption_threshold,
+        disable_priority_preemption=disable_priority_preemption,
+        retraction_policy=retraction_policy,
+    )
+    if kind == "vllm" and sglang != SglangOptions():
+        raise typer.BadParameter("the options of SGLang's priorities belong to --kind sglang")
+    if kind == "sglang":
+        policy = "priority" if enable_priority_scheduling else "fcfs"
     num_blocks = kv_tokens // block_size
     longest = (num_blocks - 1) * block_size
     try:
@@ -84,6 +116,7 @@ def engine(
                 step_seconds=step_ms / 1e3,
                 token_seconds=token_us / 1e6,
             ),
+            sglang=sglang if kind == "sglang" else None,
             api_key=api_key,
             prompt_tokens_details=enable_prompt_tokens_details,
             request_id_headers=enable_request_id_headers,

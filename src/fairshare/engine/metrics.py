@@ -1,7 +1,21 @@
-"""The Prometheus metrics of a vLLM 0.32 server: same names, labels and buckets."""
+"""The Prometheus metrics of a vLLM 0.32 server: same names, labels and buckets. And those of SGLang, from the same."""
+
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_SGLANG_NAMES = {
+    "vllm:num_requests_running": "sglang:num_running_reqs",
+    "vllm:num_requests_waiting": "sglang:num_queue_reqs",
+    "vllm:kv_cache_usage_perc": "sglang:token_usage",
+    "vllm:num_preemptions": "sglang:num_retracted_requests",
+    "vllm:prompt_tokens": "sglang:prompt_tokens",
+    "vllm:prompt_tokens_cached": "sglang:cached_tokens",
+    "vllm:generation_tokens": "sglang:generation_tokens",
+}
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _FIRST_TOKEN = (
@@ -143,6 +157,39 @@ class Metrics:
         return Histogram(f"vllm:{name}", text, list(self._labels), registry=self._registry, buckets=buckets).labels(
             **self._labels
         )
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is to show."""
+        return iter(self._registry.collect())
+
+    def render(self) -> tuple[bytes, str]:
+        """The text of /metrics and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class SglangMetrics(Collector):
+    """The same values under SGLang's names, as far as an engine of one scheduler has them."""
+
+    def __init__(self, metrics: Metrics, *, model_name: str, kv_tokens: int) -> None:
+        self._metrics = metrics
+        # With priority scheduling, SGLang's totals have an empty priority.
+        self._labels = {"model_name": model_name, "engine_type": "unified", "tp_rank": "0", "priority": ""}
+        self._kv_tokens = kv_tokens
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family(GaugeMetricFamily, "sglang:max_total_num_tokens", self._kv_tokens)
+        for ours in self._metrics.collect():
+            name = _SGLANG_NAMES.get(ours.name)
+            if name is not None:
+                family = CounterMetricFamily if ours.type == "counter" else GaugeMetricFamily
+                yield self._family(family, name, ours.samples[0].value)
+
+    def _family(self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, value: float) -> Metric:
+        made = family(name, name.partition(":")[2].replace("_", " "), labels=list(self._labels))
+        made.add_metric(list(self._labels.values()), value)
+        return made
 
     def render(self) -> tuple[bytes, str]:
         """The text of /metrics and its content type."""

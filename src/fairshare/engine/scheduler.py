@@ -424,12 +424,14 @@ class Scheduler:
         *,
         prompt_tokens: int,
         output_tokens: int,
-        priority: int = 0,
+        priority: int | None = None,
         arrival: float | None = None,
         reason: FinishReason = FinishReason.LENGTH,
         block_keys: Sequence[Hashable] = (),
     ) -> None:
         """A request waits from now on. Several choices or prompts are several requests with one arrival.
+
+        Without a priority its priority is 0.
 
         output_tokens: how many it will make; cut where `max_model_len` ends it. 0: it is done with its prompt
         (embedding, scoring). reason: what its end is called. arrival: for ordering only, default now.
@@ -452,7 +454,7 @@ class Scheduler:
         sequence = Running(
             request_id,
             self._serials,
-            priority,
+            priority or 0,
             self.now if arrival is None else arrival,
             prompt_tokens,
             output_tokens,

@@ -3,6 +3,9 @@
 It answers as vLLM does, with the same endpoints, headers, error bodies, metrics and the same silence about a priority
 it does not use. Two things differ on purpose: one server generates, embeds and transcribes (vLLM serves one kind of
 model), and it behaves as if started with a tool-call parser. Log probabilities are not made.
+
+With `EngineSettings.sglang` it stands for SGLang 0.5.23 in what concerns a gateway: its scheduler, priorities, metrics,
+endpoints about the server, who needs a key, and the outside of its errors. What requests and answers hold stays vLLM's.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from email import policy
 from email.parser import BytesParser
 from typing import Any, TypeVar
@@ -46,9 +49,11 @@ from fairshare.engine.bodies import (
     read_json,
     read_salt,
 )
+from fairshare.engine.metrics import SglangMetrics
 from fairshare.engine.pooling import Pooled, read_input, read_rerank, read_score
-from fairshare.engine.scheduler import SchedulerConfig
+from fairshare.engine.scheduler import Scheduler, SchedulerConfig
 from fairshare.engine.service import Answer, EngineService, Wanted
+from fairshare.engine.sglang import SGLANG_VERSION, SglangOptions
 from fairshare.engine.text import Script, chat_tokens, detokenize, token_bytes, tokenize, write
 
 VLLM_VERSION = "0.32.0"
@@ -58,6 +63,11 @@ _ENGINE_INTEGERS = (-(2**63), 2**64 - 1)
 """What the engine's wire format can carry; a priority beyond it is an internal error."""
 _AUDIO_BYTES_PER_SECOND = 32_000
 _AUDIO_PROMPT_TOKENS = 4
+
+_SGLANG_OPEN = ("/health", "/ready", "/metrics")
+"""Paths of SGLang that need no key. All others do."""
+_SGLANG_OVERRIDES = ("/v1/chat/completions", "/v1/messages")
+"""Where SGLang looks at the header x-override-priority."""
 
 T = TypeVar("T")
 
@@ -69,6 +79,8 @@ class EngineSettings:
     model_names: tuple[str, ...]
     """Names it serves; answers carry the first."""
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefix_caching=True))
+    sglang: SglangOptions | None = None
+    """Set: it is SGLang, with these flags."""
     api_key: str | None = None
     prompt_tokens_details: bool = False
     """`--enable-prompt-tokens-details`: whether usage says how many tokens were cached."""
@@ -126,7 +138,12 @@ class EngineApp:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.service = EngineService(settings.scheduler, settings.model_names[0], settings.max_num_queued_reqs)
+        self.service = EngineService(
+            settings.scheduler,
+            settings.model_names[0],
+            settings.max_num_queued_reqs,
+            Scheduler if settings.sglang is None else settings.sglang.scheduler,
+        )
         self.load = 0
         self._started = int(time.time())
         post: dict[str, Callable[[Request], Awaitable[ASGIApp]]] = {
@@ -155,7 +172,16 @@ class EngineApp:
             "/load": self._load,
             "/metrics": self._metrics,
         }
-        if settings.dev_mode:
+        self._rendered = self.service.metrics.render
+        if settings.sglang is not None:
+            get |= dict.fromkeys(("/ready", "/health_generate"), self._nothing)
+            get |= dict.fromkeys(("/server_info", "/get_server_info"), self._sglang_info)
+            del get["/version"], get["/load"]
+            kv_tokens = settings.scheduler.num_blocks * settings.scheduler.block_size
+            self._rendered = SglangMetrics(
+                self.service.metrics, model_name=settings.model_names[0], kv_tokens=kv_tokens
+            ).render
+        elif settings.dev_mode:
             get["/server_info"] = self._server_info
         routes = [self._route(path, "POST", handler) for path, handler in post.items()]
         routes += [self._route(path, "GET", handler) for path, handler in get.items()]
@@ -168,6 +194,8 @@ class EngineApp:
                 return await handler(request)
             except Refusal as refusal:
                 # Errors of the body itself have OpenAI's form on every endpoint.
+                if self.settings.sglang is not None:
+                    return _json({"object": "error", **refusal.openai()["error"]}, refusal.status)
                 anthropic = path.startswith("/v1/messages") and refusal.kind != "Bad Request"
                 return _json(refusal.anthropic() if anthropic else refusal.openai(), refusal.status)
             except Unparsable:
@@ -199,11 +227,9 @@ class EngineApp:
             self.load -= tracked
 
     def _needs_key(self, scope: Scope) -> bool:
-        return (
-            self.settings.api_key is not None
-            and scope["method"] != "OPTIONS"
-            and str(scope["path"]).startswith(_GUARDED)
-        )
+        path = str(scope["path"])
+        guarded = path.startswith(_GUARDED) if self.settings.sglang is None else not path.startswith(_SGLANG_OPEN)
+        return self.settings.api_key is not None and scope["method"] != "OPTIONS" and guarded
 
     def _has_key(self, authorization: str) -> bool:
         scheme, _, key = authorization.partition(" ")
@@ -212,7 +238,8 @@ class EngineApp:
         return scheme.lower() == "bearer" and secrets.compare_digest(wanted, found)
 
     def _check_model(self, model: str | None) -> None:
-        if model and model not in self.settings.model_names:
+        # SGLang serves whatever name is asked for.
+        if model and model not in self.settings.model_names and self.settings.sglang is None:
             names = ", ".join(self.settings.model_names)
             message = f"The model `{model}` does not exist. Valid aliases: {names}."
             raise Refusal(404, "NotFoundError", message, "model")
@@ -247,8 +274,8 @@ class EngineApp:
                 self.settings.scheduler.block_size if self.settings.scheduler.prefix_caching else None,
                 self.settings.prompt_tokens_details,
             )
-            priority = _priority(request, asked.priority)
-            if not _ENGINE_INTEGERS[0] <= priority <= _ENGINE_INTEGERS[1]:
+            priority = self._priority(request, asked)
+            if priority is not None and not _ENGINE_INTEGERS[0] <= priority <= _ENGINE_INTEGERS[1]:
                 failure = Refusal(500, "InternalServerError", "")
                 if not asked.stream:
                     raise failure
@@ -260,6 +287,17 @@ class EngineApp:
             return _json(telling.whole())
 
         return generate
+
+    def _priority(self, request: Request, asked: Asked) -> int | None:
+        if self.settings.sglang is None:
+            return _priority(request, asked.priority)
+        header = request.headers.get("x-override-priority")
+        if header is not None and request.url.path in _SGLANG_OVERRIDES:
+            try:
+                return int(header)
+            except ValueError as problem:
+                raise HTTPException(400, f"invalid x-override-priority header {header!r}: {problem}") from problem
+        return asked.priority if "priority" in asked.fields else None
 
     async def _stream(self, telling: Telling, answer: Answer) -> AsyncGenerator[bytes]:
         try:
@@ -313,7 +351,8 @@ class EngineApp:
             salt = read_salt(body.fields)
             wanted = [Wanted(prompt.tokens, None, salt=salt) for prompt in pooled.prompts]
             # These endpoints know the body's priority only; the header is ignored.
-            answer = self.service.submit(wanted, priority=pooled.priority, request_id=answer_id)
+            priority = None if self.settings.sglang is not None and "priority" not in body.fields else pooled.priority
+            answer = self.service.submit(wanted, priority=priority, request_id=answer_id)
             await _or_gone(self._finish(answer), request.receive)
             model = pooled.model or self.settings.model_names[0]
             return _json(pooled.answer(answer_id, model, int(time.time())))
@@ -343,8 +382,9 @@ class EngineApp:
             prompt = tokenize(hashlib.sha256(audio).hexdigest()[: 4 * _AUDIO_PROMPT_TOKENS])
             script = write(prompt, 0, max_tokens=min(4 * seconds, self._max_model_len - len(prompt)))
             answer_id = f"{prefix}-{_request_id(request)}"
-            # No field and no header: the engine gets these requests with priority 0.
-            answer = self.service.submit([Wanted(prompt, script)], priority=0, request_id=answer_id)
+            # No field and no header: vLLM's engine gets these requests with priority 0, SGLang's without.
+            priority = 0 if self.settings.sglang is None else None
+            answer = self.service.submit([Wanted(prompt, script)], priority=priority, request_id=answer_id)
             if form.get("stream", "").lower() in ("true", "1"):
                 return _Events(self._transcript(f"{kind}.chunk", answer_id, form, script, len(prompt), answer))
             await _or_gone(self._finish(answer), request.receive)
@@ -434,7 +474,7 @@ class EngineApp:
             "id": name,
             "object": "model",
             "created": self._started,
-            "owned_by": "vllm",
+            "owned_by": "vllm" if self.settings.sglang is None else "sglang",
             "root": self.settings.model_names[0],
             "parent": None,
             "max_model_len": self._max_model_len,
@@ -451,7 +491,7 @@ class EngineApp:
         return _json({"server_load": self.load})
 
     async def _metrics(self, request: Request) -> ASGIApp:
-        text, content_type = self.service.metrics.render()
+        text, content_type = self._rendered()
         return Response(text, headers={"content-type": content_type})
 
     async def _server_info(self, request: Request) -> ASGIApp:
@@ -479,6 +519,22 @@ class EngineApp:
         }
         as_json = request.query_params.get("config_format", "text") == "json"
         return _json({"vllm_config": config if as_json else str(config), "vllm_env": {}, "system_env": {}})
+
+    async def _sglang_info(self, request: Request) -> ASGIApp:
+        scheduler, flags = self.settings.scheduler, self.settings.sglang
+        assert flags is not None
+        return _json(
+            {
+                **asdict(flags),
+                "model_path": self.settings.model_names[0],
+                "served_model_name": self.settings.model_names[0],
+                "context_length": scheduler.max_model_len,
+                "max_running_requests": scheduler.max_num_seqs,
+                "max_total_num_tokens": scheduler.num_blocks * scheduler.block_size,
+                "internal_states": [{"effective_max_running_requests_per_dp": scheduler.max_num_seqs}],
+                "version": SGLANG_VERSION,
+            }
+        )
 
 
 def _json(content: Any, status: int = 200) -> Response:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -91,12 +91,18 @@ class _Live:
 class EngineService:
     """Submits, aborts and steps. Points in time are on `time.time()` for the order, on the loop's clock else."""
 
-    def __init__(self, config: SchedulerConfig, model_name: str, max_num_queued_reqs: int | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        model_name: str,
+        max_num_queued_reqs: int | None = None,
+        make_scheduler: Callable[[SchedulerConfig, Callable[[Change, str], None]], Scheduler] = Scheduler,
+    ) -> None:
         self.config = config
         self.metrics = Metrics(model_name, _cache_config(config))
         self.max_num_queued_reqs = max_num_queued_reqs
         self.accepting = True
-        self._scheduler = Scheduler(config, observer=self._observe)
+        self._scheduler = make_scheduler(config, self._observe)
         self._live: dict[str, _Live] = {}
         self._numbers = count(1)
         self._work = asyncio.Event()
@@ -120,7 +126,7 @@ class EngineService:
                 "Please try again later or on a different instance.",
             )
 
-    def submit(self, wanted: Sequence[Wanted], *, priority: int, request_id: str) -> Answer:
+    def submit(self, wanted: Sequence[Wanted], *, priority: int | None, request_id: str) -> Answer:
         """Adds the sequences of one request, all with one arrival. The id may be in use: a number makes it unique."""
         answer = Answer(len(wanted))
         arrival = time.time()

@@ -11,10 +11,39 @@ Everything else (steps, chunked prefill, blocks) is as in `scheduler`. Requests 
 prompt is not computed yet, are not displaced.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from sys import maxsize
 
-from fairshare.engine.scheduler import FinishReason, Running, Scheduler, SchedulerConfig
+from fairshare.engine.scheduler import Change, FinishReason, Running, Scheduler, SchedulerConfig
+
+SGLANG_VERSION = "0.5.23"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangOptions:
+    """The flags of one SGLang server that concern priorities."""
+
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    disable_priority_preemption: bool = False
+    retraction_policy: str = "length"
+    """`length` or `priority`."""
+
+    def scheduler(
+        self, config: SchedulerConfig, observer: Callable[[Change, str], None] | None = None
+    ) -> "SglangScheduler":
+        """Its scheduler. Without priority scheduling, `config.policy` must be `fcfs`."""
+        by_priority = self.enable_priority_scheduling
+        displaces = by_priority and not self.disable_priority_preemption
+        return SglangScheduler(
+            config,
+            observer,
+            low_values_first=self.schedule_low_priority_values_first,
+            preemption_threshold=self.priority_scheduling_preemption_threshold if displaces else None,
+            retracts_by_priority=by_priority and self.retraction_policy == "priority",
+        )
 
 
 class SglangScheduler(Scheduler):
@@ -23,13 +52,14 @@ class SglangScheduler(Scheduler):
     def __init__(
         self,
         config: SchedulerConfig,
+        observer: Callable[[Change, str], None] | None = None,
         *,
         low_values_first: bool = False,
         preemption_threshold: int | None = 10,
         retracts_by_priority: bool = False,
     ) -> None:
         """`preemption_threshold` None: `--disable-priority-preemption`."""
-        super().__init__(config)
+        super().__init__(config, observer)
         self._sign = 1 if low_values_first else -1
         self._threshold = preemption_threshold
         self._retracts_by_priority = retracts_by_priority
