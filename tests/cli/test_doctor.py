@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairshare.cli import program
+from fairshare.cli.doctor import UNSEEN
 from fairshare.gateway import engine_http, host
 from fairshare.gateway.engine_http import Failure
 from gateway.fake_engines import FakeEngine, FakeNetwork
@@ -52,6 +53,8 @@ def test_engines_in_order_are_shown_with_what_they_are_and_end_with_0(tmp_path: 
             "pool batch: 4 slots on 1 engine",
             f"  http://three:80: {engine}",
             "  nothing to say",
+            "not seen from outside; see how each vLLM is started:",
+            *(f"  {line}" for line in UNSEEN),
         ],
     )
 

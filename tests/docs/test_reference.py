@@ -10,6 +10,7 @@ import pytest
 import typer
 from starlette.applications import Starlette
 
+from fairshare.accounts.reports import EXPORTED
 from fairshare.cli import program
 from fairshare.config import SECTIONS, parse
 from fairshare.core.decisions import HoldOptions
@@ -27,6 +28,7 @@ from fairshare.gateway.status_api import StatusApi
 from fairshare.wire.endpoints import ENDPOINTS
 from fairshare.wire.headers import FORWARDED_UP, fairshare_lines, upstream_head
 from fairshare.wire.problems import PROBLEMS
+from fairshare.wire.usage import FINISH_REASONS
 
 NO_PARTS: Any = None
 
@@ -81,6 +83,7 @@ HEADINGS = {
     "store": "store",
     "notify": "notify",
     "replicas": "replicas",
+    "tracing": "tracing",
     "fairshare_settings": "fairshare_settings",
     "embedded pools": "fairshare_settings.pools[]",
     "embedded hold": "fairshare_settings.pools[].hold",
@@ -285,3 +288,10 @@ def test_links_between_the_pages_lead_somewhere() -> None:
             text = page(name) if name else path.read_text("utf-8")
             anchors = {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in sections(text)}
             assert not anchor or anchor in anchors, f"{path.name}: {target}"
+
+
+def test_every_field_of_the_account_has_its_row() -> None:
+    found = rows(page("ledger.md"))
+    assert sorted(name for row in found for name in words(row[0])) == sorted(EXPORTED)
+    (reasons,) = [row[1] for row in found if row[0] == "`finish_reason`"]
+    assert set(FINISH_REASONS) <= set(words(reasons))

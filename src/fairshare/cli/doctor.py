@@ -52,6 +52,7 @@ def doctor(
     from fairshare.gateway.examination import Examination, examine
     from fairshare.gateway.findings import Severity
     from fairshare.gateway.host import examine_store, judge_host, look_at_host
+    from fairshare.gateway.options import EngineKind
 
     try:
         settings = load(config, os.environ)
@@ -81,13 +82,26 @@ def doctor(
                 _show(examination)
         if as_json:
             print(_json(here, examinations, sound))
-        elif here:
+            return sound
+        if any(instance.kind is EngineKind.VLLM for spec in wanted for instance in spec.instances):
+            print("not seen from outside; see how each vLLM is started:")
+            for line in UNSEEN:
+                print(f"  {line}")
+        if here:
             print("this machine and the store:")
             _show_findings(here)
         return sound
 
     if not asyncio.run(examine_all([spec for spec in pools if not pool or spec.name in pool])):
         raise typer.Exit(1)
+
+
+UNSEEN = (
+    "--shutdown-timeout 60: without it a vLLM that is told to stop cuts what runs, or leaves it open and silent",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE=60 in its environment: its default closes idle connections after 5 s, so that the "
+    "gateway opens new ones",
+)
+"""How a vLLM should be started, where nothing that it answers says whether it was."""
 
 
 def _show(examination: "Examination") -> None:

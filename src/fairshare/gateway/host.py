@@ -12,7 +12,8 @@ from fairshare.clock import Clock
 from fairshare.gateway.findings import Finding, Severity
 from fairshare.gateway.options import GatewaySpec
 from fairshare.storage.address import PostgresServer
-from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.database import Database, Fit, StoreUnavailable, fit
+from fairshare.storage.schema import COMPATIBLE_REVISION, REVISION
 
 DESCRIPTORS_PER_CONNECTION = 2
 SPARE_DESCRIPTORS = 200
@@ -113,9 +114,9 @@ async def examine_store(spec: GatewaySpec, *, wall: Clock) -> list[Finding]:
     database = Database(address)
     try:
         async with database.writing() as connection:
+            found = _judge_fit(*await connection.run_sync(fit))
             if not isinstance(address, PostgresServer):
-                await connection.execute(text("select 1"))
-                return []
+                return found
             asked_at = wall()
             row = (await connection.execute(text("select extract(epoch from clock_timestamp())"))).one()
             skew_seconds = float(row[0]) - (asked_at + wall()) / 2.0
@@ -134,15 +135,41 @@ async def examine_store(spec: GatewaySpec, *, wall: Clock) -> list[Finding]:
     finally:
         await database.close()
     if abs(skew_seconds) <= WORST_SKEW_SECONDS:
-        return []
+        return found
     return [
+        *found,
         _warning(
             "clock-skew",
             f"The database's clock is {skew_seconds:+.1f} s from this machine's.",
             "Budgets, expiry of keys and leases compare times of both.",
             "Run a time service (chrony, systemd-timesyncd) on both.",
-        )
+        ),
     ]
+
+
+def _judge_fit(state: Fit, revision: str | None) -> list[Finding]:
+    if state is Fit.OLDER:
+        return [
+            _warning(
+                "store-older",
+                f"The store is at revision {revision}; the next start of this version upgrades it to {REVISION}.",
+                f"Gateways older than revision {COMPATIBLE_REVISION} cannot use it from then on.",
+                "Make a backup first (docs/operations-store.md).",
+            )
+        ]
+    if state is Fit.TOO_NEW:
+        return [
+            Finding(
+                id="store-too-new",
+                severity=Severity.ERROR,
+                pool=NO_POOL,
+                instance_id=None,
+                sentence=f"A newer fairshare has upgraded the store to revision {revision}; this one cannot use it.",
+                why="The gateway does not start with it.",
+                fix="Run the newer version, or restore the backup from before the upgrade.",
+            )
+        ]
+    return []
 
 
 def _warning(id: str, sentence: str, why: str, fix: str) -> Finding:

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +35,17 @@ _MIGRATION_LOCK = 0x6661_6972
 
 class StoreUnavailable(TryElsewhere):
     """The store cannot be reached, is full, locked or broken now; a later try may succeed."""
+
+
+class Fit(StrEnum):
+    """What the tables of a store are to this version."""
+
+    EMPTY = "empty"
+    OLDER = "older"
+    """They are upgraded when a gateway starts."""
+    READY = "ready"
+    TOO_NEW = "too new"
+    """A newer version did more than add to them."""
 
 
 class StoreTooNew(OperatorError):
@@ -74,7 +86,7 @@ class Database:
         if isinstance(self.address, SqliteFile):
             _create_private(self.address.path)
         async with self.reading() as connection:
-            if await connection.run_sync(_can_be_used):
+            if (await connection.run_sync(fit))[0] is Fit.READY:
                 return
         async with self.writing(patience_seconds=60.0) as connection:
             if isinstance(self.address, PostgresServer):
@@ -186,12 +198,15 @@ def _revision(connection: Connection) -> str | None:
     return connection.exec_driver_sql("select version_num from alembic_version").scalar()
 
 
-def _can_be_used(connection: Connection) -> bool:
-    """Whether the store is up to date, or a newer version only added to what this one needs."""
+def fit(connection: Connection) -> tuple[Fit, str | None]:
+    """What the store is to this version, and its revision. One to which a newer version only added is ready."""
     revision = _revision(connection)
-    if revision is None or revision <= REVISION:
-        return revision == REVISION
-    return str(connection.exec_driver_sql("select revision from compatibility").scalar()) <= REVISION
+    if revision is None:
+        return Fit.EMPTY, None
+    if revision <= REVISION:
+        return Fit.READY if revision == REVISION else Fit.OLDER, revision
+    needed = str(connection.exec_driver_sql("select revision from compatibility").scalar())
+    return Fit.READY if needed <= REVISION else Fit.TOO_NEW, revision
 
 
 def _upgrade(connection: Connection, shown: str) -> None:
