@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -51,7 +51,7 @@ from fairshare.gateway.listening import bound_to, listening_socket, private_sock
 from fairshare.gateway.live import Live
 from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import Metrics
-from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec
+from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec, TracingSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.replication import ReplicaSpec, Replication
 from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, RELOAD, Parent, WorkerSeat
@@ -70,6 +70,9 @@ from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database, StoreUnavailable
 from fairshare.storage.history import HistoryStore
 from fairshare.storage.ledger import LedgerStore
+
+if TYPE_CHECKING:
+    from fairshare.gateway.tracing import Tracing
 
 log = logging.getLogger("fairshare")
 
@@ -129,6 +132,13 @@ async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat
         await gateway.stop()
         if parent is not None:
             parent.close()
+
+
+def _tracing(spec: TracingSpec) -> "Tracing":
+    # OpenTelemetry is an extra, and takes a third of a second to import.
+    from fairshare.gateway.tracing import Tracing
+
+    return Tracing(spec)
 
 
 def _relieve_collector() -> None:
@@ -243,8 +253,10 @@ class Gateway:
         self._directory = self._accounts or StaticDirectory.of(self._spec.teams)
         self._metrics = Metrics(self.pools, lambda: self._driver.counters, self._ledger_counts)
         self._access_log = None if self._spec.access_log is None else AccessLog(self._spec.access_log.path)
-        recorders = (self._metrics, self._ledger, self._accounts, self._access_log)
+        self._tracing = None if self._spec.tracing is None else _tracing(self._spec.tracing)
+        recorders = (self._metrics, self._ledger, self._accounts, self._access_log, self._tracing)
         self._driver = PoolDriver(recorder=Recorders(*(each for each in recorders if each is not None)))
+        self._driver.tracer = self._tracing
         self._driver.on_unreachable = self._unreachable
         self._replication = self._replicated(self._spec, seat)
         self._history = History(
@@ -364,8 +376,9 @@ class Gateway:
             if self._webhook is not None:
                 self._webhook.start()
             await self._live.start()
-            if self._access_log is not None:
-                self._access_log.start()
+            for each in (self._access_log, self._tracing):
+                if each is not None:
+                    each.start()
             await asyncio.gather(*(composed.keeper.start() for composed in self._composed.values()))
             if self._replication is not None:
                 await self._replication.wait_for_owners()
@@ -420,8 +433,9 @@ class Gateway:
         if self._replication is not None:
             await self._replication.stop()
         await self._live.stop()
-        if self._access_log is not None:
-            await asyncio.to_thread(self._access_log.stop)
+        for each in (self._access_log, self._tracing):
+            if each is not None:
+                await asyncio.to_thread(each.stop)
         if self._webhook is not None:
             await self._webhook.stop()
         if self._accounts is not None:
@@ -483,7 +497,7 @@ class Gateway:
     def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
         """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""
         old = self._spec
-        for name in ("store", "notify", "replicas", "access_log"):
+        for name in ("store", "notify", "replicas", "access_log", "tracing"):
             if getattr(spec, name) != getattr(old, name):
                 log.warning("%s changed; this needs a restart.", name)
                 spec = replace(spec, **{name: getattr(old, name)})

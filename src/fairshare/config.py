@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +57,7 @@ from fairshare.gateway.options import (
     Timeouts,
     TlsSpec,
     TokenEstimates,
+    TracingSpec,
     WebhookSpec,
 )
 from fairshare.gateway.tls import expires_at
@@ -69,7 +71,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify", "replicas", "access_log"),
+    "": ("listen", "tls", "admin", "pools", "teams", "limits", "store", "notify", "replicas", "access_log", "tracing"),
     "admin": ("listen", "key", "key_file"),
     "pools[]": (
         "name",
@@ -147,6 +149,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "store": ("url", "password", "password_file", "keep"),
     "notify": ("url", "secret", "secret_file", "allow_internal"),
     "replicas": ("listen", "advertise", "secret", "secret_file"),
+    "tracing": ("endpoint", "sample"),
 }
 """Every key of the file, by section. `shares` and `models` map names of the operator's choice.
 
@@ -694,6 +697,7 @@ def _gateway(place: _Place) -> GatewaySpec:
         notify=fields.read("notify", _notify, None),
         replicas=replicas,
         access_log=fields.read("access_log", _access_log, None),
+        tracing=fields.read("tracing", _tracing, None),
     )
 
 
@@ -786,7 +790,12 @@ def _notify(place: _Place) -> WebhookSpec | None:
     if secret is None and "secret" not in fields and "secret_file" not in fields:
         place.report.problem(place.where, 'needs a secret to sign with; write for example "secret_file: notify.key"')
     return WebhookSpec(
-        url=fields.need("url", _webhook_url, "", "url: https://alerts.example.org/fairshare"),
+        url=fields.need(
+            "url",
+            partial(_http_url, example="https://alerts.example.org/fairshare"),
+            "",
+            "url: https://alerts.example.org/fairshare",
+        ),
         secret=secret or "",
         allow_internal=fields.read("allow_internal", _truth, False),
     )
@@ -803,6 +812,24 @@ def _access_log(place: _Place) -> AccessLogSpec | None:
             if path.is_dir() or not path.parent.is_dir():
                 raise place.invalid(f"{path} is no file in a folder that is there; make the folder, or name another")
             return AccessLogSpec(path=path)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is in is not there either
+        return False
+
+
+def _tracing(place: _Place) -> TracingSpec:
+    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+        place.report.problem(place.where, "needs OpenTelemetry, which is not installed; pip install 'fairshare[otel]'")
+    fields = place.fields("tracing")
+    example = "http://127.0.0.1:4318/v1/traces"
+    return TracingSpec(
+        endpoint=fields.need("endpoint", partial(_http_url, example=example), "", f"endpoint: {example}"),
+        sample=fields.read("sample", _part, 1.0),
+    )
 
 
 def _replicas(place: _Place) -> ReplicasSpec:
@@ -835,8 +862,8 @@ def _advertised(place: _Place) -> str:
     return str(address)
 
 
-def _webhook_url(place: _Place) -> str:
-    what = "an address such as https://alerts.example.org/fairshare"
+def _http_url(place: _Place, *, example: str) -> str:
+    what = f"an address such as {example}"
     text = place.text(what)
     try:
         parts = urlsplit(text)

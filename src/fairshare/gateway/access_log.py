@@ -1,15 +1,12 @@
 """The access log: one line of JSON per finished request, made and written by a thread of its own.
 
-The event loop appends a reference to a queue and does nothing else. A disk or a pipe that hangs fills the queue, and
-what no longer fits is counted and lost: serving goes on. The file is opened for each batch, so whoever rotates it need
-tell nobody.
+A disk or a pipe that hangs fills the thread's queue, and serving goes on. The file is opened for each batch, so whoever
+rotates it need tell nobody.
 """
 
 import logging
 import os
 import sys
-import threading
-from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from fairshare.gateway.ports import RequestRecord
+from fairshare.gateway.record_thread import RecordThread
 
 log = logging.getLogger("fairshare.gateway")
 
@@ -25,9 +23,6 @@ MOST_WAITING = 100_000
 
 WRITE_SECONDS = 0.2
 """How long lines are gathered."""
-
-END_SECONDS = 2.0
-"""How long the end may wait for what is not written yet."""
 
 
 class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,53 +102,23 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-class AccessLog:
-    """Writes a line for each request that has ended (a `Recorder`)."""
+class AccessLog(RecordThread):
+    """Writes a line for each request that has ended."""
 
     def __init__(self, path: Path | None, *, most_waiting: int = MOST_WAITING) -> None:
         """`path`: the file that lines are added to; None: standard error."""
+        super().__init__("access log", every_seconds=WRITE_SECONDS, most_waiting=most_waiting)
         self._path = path
-        self._most_waiting = most_waiting
-        self._waiting: deque[RequestRecord] = deque()
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._keep_writing, name="access log", daemon=True)
         self._encode = msgspec.json.Encoder().encode
-        self._lost = 0
         self._trouble = ""
 
-    # ------------------------------------------------------------------ on the event loop
-
-    def finished(self, record: RequestRecord) -> None:
-        if len(self._waiting) < self._most_waiting:
-            self._waiting.append(record)
-        else:
-            self._lost += 1
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Write what waits, for at most `END_SECONDS`."""
-        self._ending.set()
-        self._thread.join(END_SECONDS)
-
-    # ------------------------------------------------------------------ on its thread
-
-    def _keep_writing(self) -> None:
-        while not self._ending.wait(WRITE_SECONDS):
-            self.write()
-        self.write()
-
-    def write(self) -> None:
-        """Write everything that waits now."""
-        lines = [self._encode(line_of(self._waiting.popleft())) + b"\n" for _ in range(len(self._waiting))]
-        lost, self._lost = self._lost, 0
+    def take(self, records: list[RequestRecord], lost: int) -> None:
+        lines = [self._encode(line_of(record)) + b"\n" for record in records]
         try:
             if lines:
                 self._write(lines)
             trouble = ""
         except OSError as error:
-            lost += len(lines)
             trouble = error.strerror or type(error).__name__
         if trouble != self._trouble:
             self._trouble = trouble
@@ -161,7 +126,7 @@ class AccessLog:
                 log.error("The access log cannot be written (%s); its lines are lost until it can.", trouble)
             else:
                 log.info("The access log is written again.")
-        elif lost and not trouble:
+        if lost and not trouble:
             log.warning("%d lines of the access log were lost: it is written too slowly.", lost)
 
     def _write(self, lines: Iterable[bytes]) -> None:

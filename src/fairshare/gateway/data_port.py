@@ -945,6 +945,9 @@ class DataPort:
                 cost=home.spec.cost if endpoint.takes_slots else None,
             )
         spec, arrived_at = home.spec, incoming.arrived_at
+        tracer, forwarded, trace = self.driver.tracer, found.forwarded, None
+        if tracer is not None:
+            trace, forwarded = tracer.begin(forwarded)
         exchange = Exchange(
             driver=self.driver,
             client=client,
@@ -965,11 +968,12 @@ class DataPort:
                 slots=facts.slots if endpoint.takes_slots else 0,
                 stream=facts.stream,
                 arrived_at=incoming.arrived_wall_at,
+                trace=trace,
             ),
             facts=facts,
             body=body,
             upload=upload,
-            forwarded=found.forwarded,
+            forwarded=forwarded,
             keep_alive=incoming.keep_alive,
             http_1_1=incoming.http_1_1,
             arrived_at=arrived_at,
@@ -1000,6 +1004,7 @@ class DataPort:
     def record(self, incoming: Incoming, *, status: int, reason: str = "") -> None:
         """A request that fairshare answered itself has ended."""
         identity, endpoint = incoming.identity, incoming.endpoint
+        tracer = self.driver.tracer
         self.driver.record(
             RequestRecord(
                 id=incoming.id,
@@ -1011,6 +1016,7 @@ class DataPort:
                 outcome=Outcome.REFUSED if reason else Outcome.COMPLETED,
                 status=status,
                 reason=reason,
+                trace=None if tracer is None or incoming.found is None else tracer.begin(incoming.found.forwarded)[0],
             )
         )
 

@@ -18,7 +18,7 @@ from fairshare.gateway.affinity import PrefixMemory, ResponseMemory
 from fairshare.gateway.decision_log import DecisionLog
 from fairshare.gateway.engine_http import Failure
 from fairshare.gateway.options import Balance, InstanceSpec, PoolSpec
-from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord
+from fairshare.gateway.ports import CoarseTime, Counters, Recorder, RequestRecord, Tracer
 from fairshare.gateway.priority_watch import PriorityWatch
 from fairshare.gateway.token_count import TokenCounter
 from fairshare.gateway.upstream import InstanceConnections
@@ -218,6 +218,8 @@ class PoolDriver:
         self.token_counter = TokenCounter()
         self.watch = PriorityWatch()
         """Sees every request that an engine is told a priority for."""
+        self.tracer: Tracer | None = None
+        """None: no traces are made."""
         self.decisions = DecisionLog(clock)
         """What was decided about the last requests."""
         self.on_unreachable: Callable[[str, str, Failure, str], None] = _nobody_is_told

@@ -324,6 +324,16 @@ class AccessLogSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingSpec:
+    """Where traces go."""
+
+    endpoint: str
+    """OTLP over HTTP, with its path."""
+    sample: float = 1.0
+    """The part of the traces that begin here that is sent, 0 to 1; of others the client decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasSpec:
     """This process shares its pools with others, which the store and the peer link join."""
 
@@ -354,3 +364,5 @@ class GatewaySpec:
     """None: no other machine shares its pools."""
     access_log: AccessLogSpec | None = None
     """None: none is written."""
+    tracing: TracingSpec | None = None
+    """None: a client's trace context is passed on as it is."""

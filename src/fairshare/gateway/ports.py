@@ -8,6 +8,7 @@ import msgspec
 
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.gateway.identity import Identity
+from fairshare.wire.trace_context import Trace
 from fairshare.wire.usage import CostWeights
 
 
@@ -76,6 +77,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     reason: str = ""
     """Why it was refused or failed: the code of the error (the table in `fairshare.wire.problems`), or
     `client_left`, `client_stalled`, `engine_error` (status 5xx, or an error inside its answer). Empty: it completed."""
+    trace: Trace | None = None
+    """Its place in a trace; None: no traces are made."""
     detail: str = ""
     """What exactly was found, for the log; never anything of a prompt."""
     prompt_tokens: int = 0
@@ -103,6 +106,14 @@ class Recorder(Protocol):
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended. Called on the event loop: must not block and must not raise."""
+        ...
+
+
+class Tracer(Protocol):
+    """Gives requests their place in a trace."""
+
+    def begin(self, forwarded: bytes) -> tuple[Trace, bytes]:
+        """A request has arrived with these header lines for its engine: its span, and the lines with that in them."""
         ...
 
 
