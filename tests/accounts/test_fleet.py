@@ -317,3 +317,12 @@ def test_a_report_in_an_unknown_form_is_refused() -> None:
     site = Site(1, DAY)
     with pytest.raises(msgspec.DecodeError):
         site.fleets[0].hear(b"\x93\x01", site.now)
+
+
+def test_a_report_that_comes_on_two_ways_is_passed_on_once_and_an_older_one_changes_nothing() -> None:
+    site = Site(2, limit("in_flight", 5))
+    other = Fleet(Gate(), "replica 9", written=Mark(9, 0))
+    first, second = other.whole(site.now)[0], other.whole(site.now)[0]
+    assert [site.fleets[0].hear(each, site.now) for each in (first, second, second, first)] == [True, True, False, False]
+    # What comes back to who said it is not news either.
+    assert not site.fleets[0].hear(site.fleets[0].report(site.now), site.now)

@@ -103,7 +103,16 @@ def test_a_record_becomes_a_row_with_all_that_it_says(path: Path) -> None:
         names = Names(organisation="lab", team="vision", project="vision/ocr", tag="nightly")
         site = Site(path, names=lambda key: names if key == "k" else None)
         await site.ledger.start()
-        site.ledger.finished(record(1, service_class=ServiceClass.BATCH, recalls=2, wasted_slot_seconds=0.5))
+        site.ledger.finished(
+            record(
+                1,
+                service_class=ServiceClass.BATCH,
+                recalls=2,
+                wasted_slot_seconds=0.5,
+                degraded=True,
+                finish_reason="length",
+            )
+        )
         site.ledger.finished(
             record(2, key_id="static", outcome=Outcome.CANCELLED, sent_seconds=None, first_byte_seconds=None, status=0)
         )
@@ -119,7 +128,9 @@ def test_a_record_becomes_a_row_with_all_that_it_says(path: Path) -> None:
         assert (first.service_class, first.standing, first.finish) == ("batch", "borrowing", "completed")
         assert (first.recalls, first.wasted_slot_seconds, first.client_cancelled) == (2, 0.5, False)
         assert (second.organisation, second.team, second.dispatched_at) == ("", "red", None)
+        assert (first.degraded, first.finish_reason) == (True, "length")
         assert second.client_cancelled
+        assert (second.degraded, second.finish_reason) == (False, "")
 
     run(main)
 
