@@ -417,18 +417,23 @@ class Member:
     def _asked(self, peer: str, envelope: Envelope, now: float) -> None:
         """A replica asks; who does not decide says so."""
         if self._owner is None or not self._keeper.decides(now):
-            resigned = Resigned(self._keeper.epoch)
-            self._ports.send(peer, Envelope(self.lease, envelope.session, False, (resigned,)))
+            self._decline(peer, envelope)
             return
         session = self._sessions.get(peer)
         if session is None or session.link_number < envelope.session:
             if not (envelope.messages and isinstance(envelope.messages[0], Announce)):
-                return  # the rest of a session that this owner never saw the beginning of
+                # The rest of a session whose beginning this owner never saw, or forgot with another link.
+                self._decline(peer, envelope)
+                return
             if session is not None:
                 self._owner.disconnected(session, now)
             session = self._sessions[peer] = Session(peer, envelope.session)
         if session.link_number == envelope.session:
             self._owner.received(session, envelope.messages, now)
+
+    def _decline(self, peer: str, envelope: Envelope) -> None:
+        resigned = Resigned(self._keeper.epoch)
+        self._ports.send(peer, Envelope(self.lease, envelope.session, False, (resigned,)))
 
     def _save(self, now: float) -> None:
         if self._owner is None:

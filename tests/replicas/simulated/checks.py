@@ -43,7 +43,7 @@ def check(world: "World") -> None:
                         world.inherited |= new - _late(world)
     _must(len(deciding) <= 1, f"{[node.name for node in deciding]} decide at the same time")
     found = world.within_share_slots()
-    capacity = sum(world.plan.capacities.values())
+    capacity = sum(world.most_slots.values())
     _must(
         found["owner"] <= capacity,
         f"{found['owner']} within-share slots were given by owners, the pools have {capacity} ({found})",

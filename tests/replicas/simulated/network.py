@@ -67,7 +67,7 @@ class Link:
 
 
 class Network:
-    """Keeps one link between every two processes that can reach each other."""
+    """Keeps a link between every two processes that can reach each other; now and then there is a second one."""
 
     def __init__(self, timeline: Timeline, rng: random.Random) -> None:
         self.timeline = timeline
@@ -93,7 +93,12 @@ class Network:
         """Link whoever is not linked and can be."""
         # A side that died or has noticed everything keeps nothing.
         self.links = [link for link in self.links if self._lives(link)]
-        linked = {frozenset((link.sides[0].name, link.sides[1].name)) for link in self.links}
+        # Both may dial each other, and who has noticed that a link is dead dials again at once.
+        linked = {
+            frozenset((link.sides[0].name, link.sides[1].name))
+            for link in self.links
+            if (link.carries or all(link.up)) and self.rng.random() < 0.98
+        }
         for index, first in enumerate(nodes):
             for second in nodes[index + 1 :]:
                 if frozenset((first.name, second.name)) in linked or self.is_apart(first, second):

@@ -23,6 +23,7 @@ from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.replicas.member import LeftBehind, Member, StoreCall
 from fairshare.replicas.messages import Estate, OnLink
+from fairshare.replicas.replica import ReplicaState
 from replicas.simulated.network import Link
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Node:
         self.is_paused = False
         self.is_draining = False
         self.reaches_store = True
+        self.capacities = dict(world.capacities)
+        """C of each pool, as this process knows it."""
         self.calls: dict[str, Call] = {}
         self.charged: list[tuple[str, float]] = []
         """(team, cost units) of its requests that ended, in the order in which they did."""
@@ -131,6 +134,7 @@ class Node:
         self.does(self.member.drain)
 
     def linked(self, link: Link, peer: str) -> None:
+        # As the gateway does it: what is lost with one link is begun anew on the other.
         def begins() -> None:
             links = self._links.setdefault(peer, [])
             links.append(link)
@@ -143,8 +147,9 @@ class Node:
         links = self._links.get(peer, [])
         if link in links:
             links.remove(link)
-            if not links:
-                self.member.disconnected(peer)
+            self.member.disconnected(peer)
+            if links:
+                self.member.connected(peer)
 
     def heard(self, link: Link, peer: str, message: OnLink) -> None:
         self.world.note(self, "hears", peer, message)
@@ -158,7 +163,7 @@ class Node:
     def send(self, peer: str, message: OnLink) -> None:
         links = self._links.get(peer)
         if links:
-            links[-1].send(self, message)
+            links[0].send(self, message)
 
     def decided(self, decisions: list[Decision]) -> None:
         self.carry_out(decisions)
@@ -210,16 +215,37 @@ class Node:
     def owner_is(self, lease: str, owner: str, address: str) -> None:
         pass  # everybody is linked to everybody anyway
 
+    def resize(self, name: str, capacity: int) -> None:
+        """A pool grew or shrank, as this process finds out."""
+
+        def resizes() -> None:
+            self.capacities[name] = capacity
+            queue = self.member.queue(name)
+            replica = self.member._replica  # pyright: ignore[reportPrivateUsage]
+            if replica.deciding(name) is not None:
+                parts = replica.replicas if replica.state is ReplicaState.DEGRADED else 1
+                queue.pool.set_capacity(max(1, capacity // parts))
+            decisions: list[Decision] = []
+            for instance in self._instances(name):
+                decisions += queue.instance_changed(instance)
+            self.carry_out(decisions + queue.capacity_changed())
+
+        self.does(resizes)
+
+    def _instances(self, name: str) -> list[Instance]:
+        capacity = self.capacities[name]
+        return [Instance(id=f"{name}.{i}", part_slots=capacity // 2, seats=max(1, capacity // 2)) for i in (1, 2)]
+
     def new_queues(self, lease: str, parts: int) -> Mapping[str, DispatchQueue]:
         plan = self.world.plan
         queues: dict[str, DispatchQueue] = {}
-        for name, capacity in plan.capacities.items():
+        for name, capacity in self.capacities.items():
             pool = Pool(name, max(1, capacity // parts), plan.shares, plan.half_life_seconds, clock=self.clock)
             fallback = queues.get(plan.fallbacks.get(name, ""))
             queues[name] = HoldQueue(
                 pool,
                 options=HoldOptions(longest_wait_seconds=LONGEST_WAIT_SECONDS, abort_grace_seconds=0.05),
-                instances=[Instance(id=f"{name}.{i}", part_slots=capacity // 2, seats=capacity // 2) for i in (1, 2)],
+                instances=self._instances(name),
                 fallback=fallback,  # type: ignore[arg-type]
             )
         return queues
@@ -275,7 +301,7 @@ class Node:
                     f"{call.request.id} is sent by epoch {call.epoch}, but {self.world.epoch} has begun to decide"
                 )
                 if call.degraded:
-                    part = sum(max(1, slots // replica.replicas) for slots in self.world.plan.capacities.values())
+                    part = sum(max(1, slots // replica.replicas) for slots in self.world.most_slots.values())
                     self.part_slots = max(self.part_slots, part)
                 if self.rng.random() < 0.03:
                     other = self.member.queue(call.pool).reassigned(call.request.id, frozenset((call.instance_id,)))

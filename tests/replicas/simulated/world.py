@@ -91,6 +91,9 @@ class World:
         self.epoch = 0
         """Of the newest owner that decides (it has gathered)."""
         self.unowned_seconds = 0.0
+        self.capacities = dict(plan.capacities)
+        self.most_slots = dict(plan.capacities)
+        """The largest C that a pool had: what was given then may still run."""
         self._number = 0
         self._lives = Counter[int]()
         self.nodes: list[Node] = []
@@ -193,6 +196,7 @@ class World:
             "store refuses": self._store_refuses,
             "slow links": self._slow_links,
             "drain": self.drain,
+            "resize": self._resize,
         }
         node = self._some()
         if node is not None:
@@ -246,6 +250,14 @@ class World:
                     self.crash(node, back_after_seconds=0.0)
 
         self.timeline.after(1.0, ends)
+
+    def _resize(self, node: Node) -> None:
+        """Elastic capacity: every process finds out by itself."""
+        name = self.rng.choice(tuple(self.capacities))
+        capacity = self.capacities[name] = self.rng.choice((2, 4, 8, 12))
+        self.most_slots[name] = max(capacity, self.most_slots[name])
+        for each in self.nodes:
+            self.timeline.after(self.rng.uniform(0.0, 0.5), lambda each=each: each.resize(name, capacity))
 
     def _cut(self, node: Node) -> None:
         for link in self.network.links:
