@@ -323,6 +323,7 @@ def test_a_report_that_comes_on_two_ways_is_passed_on_once_and_an_older_one_chan
     site = Site(2, limit("in_flight", 5))
     other = Fleet(Gate(), "replica 9", written=Mark(9, 0))
     first, second = other.whole(site.now)[0], other.whole(site.now)[0]
-    assert [site.fleets[0].hear(each, site.now) for each in (first, second, second, first)] == [True, True, False, False]
+    news = [site.fleets[0].hear(each, site.now) for each in (first, second, second, first)]
+    assert news == [True, True, False, False]
     # What comes back to who said it is not news either.
     assert not site.fleets[0].hear(site.fleets[0].report(site.now), site.now)
