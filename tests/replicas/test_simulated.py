@@ -88,7 +88,15 @@ def test_the_simulation_finds_a_lease_counted_from_its_answer(monkeypatch: pytes
         return answered(self, call, now, lease, now)
 
     monkeypatch.setattr(Keeper, "answered", late)
-    assert "the lease in force" in found(replace(SHORT, kinds=("store slow", "store down"), faults=12))
+
+    def slow_then_away(world: World) -> None:
+        world.database.latest_seconds = 0.9
+        owner = world.owner
+        assert owner is not None
+        world.timeline.after(6.0, lambda: setattr(owner, "reaches_store", False))
+
+    said = found(replace(SHORT, faults=0), prepare=lambda world: world.timeline.at(8.0, lambda: slow_then_away(world)))
+    assert "the lease in force" in said
 
 
 def test_the_simulation_finds_a_lease_that_is_trusted_to_its_end_by_a_slow_clock(
