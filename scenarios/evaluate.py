@@ -8,6 +8,8 @@ Runs every scenario in this directory that the template names, under every polic
     @policies NAME          the table that compares policies
     @teams NAME POLICY      the table of teams under one policy
     @alone NAME             times to first token with the others and without them
+    @reigns NAME            who decided when, under hold+recall, where there are replicas
+    @windows NAME FROM TO   what each team ran in each window of these seconds, under hold+recall
     @summary                all scenarios under hold+recall, against the targets
     @differences            VTC's accumulated difference and the longest wait of a borrower, all scenarios
     @roundtrip              what it costs that a freed seat is refilled one step later
@@ -86,6 +88,10 @@ class Page:
                 return table(report.TEAM_COLUMNS, [report.team_row(team) for team in pool.teams])
             case "alone":
                 return self.alone(words[0])
+            case "reigns":
+                return "; ".join(report.reign_texts(self.run(words[0], OURS)))
+            case "windows":
+                return windows(words[0], float(words[1]), float(words[2]))
             case "summary":
                 return self.summary()
             case "differences":
@@ -238,6 +244,19 @@ def round_trip() -> str:
     return table(("mean output", "C", "max_num_seqs", "output against fcfs", "running", "reclaim p99"), rows)
 
 
+def windows(name: str, begin: float, end: float) -> str:
+    """Slots that ran in each window, team by team."""
+    scenario = load(HERE / f"{name}.yaml")
+    pool = World(scenario, OURS, arrivals=traces.arrivals(scenario, HERE)).run().pools[0]
+    rows: list[tuple[str, ...]] = []
+    for closed, length, slots in zip(pool.windows.ends, pool.windows.lengths, pool.windows.slot_seconds, strict=True):
+        if begin < closed <= end:
+            ran = [report.number_text(seconds / length, 1) for seconds in slots]
+            rows.append((f"{closed - length:g}–{closed:g} s", *ran))
+    owned = [f"{team} (owns {pool.shares[team] * pool.capacity:g})" for team in pool.windows.teams]
+    return table(("window", *owned), rows)
+
+
 def anchor(scenario: Scenario) -> str:
     """What repositories call a heading in links."""
     return re.sub(r"[^a-z0-9 -]", "", scenario.title.lower()).replace(" ", "-")
@@ -285,8 +304,9 @@ def main() -> None:
     for name in wanted:
         if not names or name in names or name not in figures:
             figures[name] = evaluate(name, pictures)
-    CACHE.parent.mkdir(exist_ok=True)
-    CACHE.write_bytes(msgspec.json.encode(figures))
+            # After each: naming any scenario goes on with an interrupted run.
+            CACHE.parent.mkdir(exist_ok=True)
+            CACHE.write_bytes(msgspec.json.encode(figures))
     figures = {name: figures[name] for name in wanted}
     PAGE.write_text(Page(figures).fill(template), encoding="utf-8")
     for path in PICTURES.glob("*.png"):

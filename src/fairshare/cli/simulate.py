@@ -116,6 +116,11 @@ def _show(plan: "Scenario", comparison: "Comparison") -> None:
         )
         last = comparison.runs[-1]
         table(f"teams under {last.policy}", report.TEAM_COLUMNS, map(report.team_row, last.pools[number].teams))
+    for run in comparison.runs:
+        for text in report.reign_texts(run):
+            console.print(f"{run.policy}: {text}")
+        if plan.replicas is not None and not run.reigns:
+            console.print(f"{run.policy}: one gateway that does not fail; replicas are for the policies that are hold")
     for team, (p50, p99) in comparison.runs[-1].alone.items():
         console.print(f"{team} alone: first token p50 {report.seconds_text(p50)}, p99 {report.seconds_text(p99)}")
 

@@ -17,7 +17,7 @@ class TeamOutcome:
     submitted: int = 0
     finished: int = 0
     failed: int = 0
-    """Broken off with their engine."""
+    """Broken off with their engine or with their replica of the gateway."""
     refused: int = 0
     """Answers 429 or 503; the client tries again later."""
     prompt_tokens: int = 0
@@ -86,6 +86,17 @@ class PoolOutcome:
     """Mean length of an engine's step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """From when on a replica decides for a pool and those that `fallback` joins with it."""
+
+    at: float
+    pool: str
+    """The first of them by name."""
+    replica: str
+    """Empty: nobody decides."""
+
+
 @dataclass(slots=True, eq=False)
 class Outcome:
     """One run: a scenario under one policy with one seed."""
@@ -98,3 +109,7 @@ class Outcome:
     pools: list[PoolOutcome]
     requests: int = 0
     wall_seconds: float = 0.0
+    reigns: list[Reign] = field(default_factory=list[Reign])
+    """Who decided when, where the scenario has replicas."""
+    degraded_grants: int = 0
+    """Requests that a replica sent without an owner."""

@@ -78,6 +78,10 @@ class RateLimits:
     requests_per_minute: float
 
 
+HELD = frozenset({PolicyName.HOLD, PolicyName.HOLD_RECALL, PolicyName.HOLD_WEIGHTED})
+"""Policies that are `dispatch: hold`."""
+
+
 class GatewayPolicy(Protocol):
     """What the world needs of a policy; `fairshare.core`'s dispatch queues are such policies as they are."""
 
@@ -90,6 +94,17 @@ class GatewayPolicy(Protocol):
     def instance_changed(self, instance: Instance) -> list[Decision]: ...
     def tick(self) -> list[Decision]: ...
     def next_deadline(self) -> float | None: ...
+
+
+def hold_options(name: PolicyName, options: HoldOptions) -> HoldOptions:
+    """What one of `HELD` makes of the plan's options."""
+    match name:
+        case PolicyName.HOLD:
+            return replace(options, recall=False)
+        case PolicyName.HOLD_WEIGHTED:
+            return replace(options, borrow_order=BorrowOrder.WEIGHTED)
+        case _:
+            return options
 
 
 def make_policy(
@@ -108,13 +123,8 @@ def make_policy(
             return Through(pool, instances)
         case PolicyName.PASS:
             return make_queue(pool, Mode.PASS, instances=instances, fallback=hold_fallback)
-        case PolicyName.HOLD:
-            options = replace(options, recall=False)
-            return make_queue(pool, Mode.HOLD, options=options, instances=instances, fallback=hold_fallback)
-        case PolicyName.HOLD_RECALL:
-            return make_queue(pool, Mode.HOLD, options=options, instances=instances, fallback=hold_fallback)
-        case PolicyName.HOLD_WEIGHTED:
-            options = replace(options, borrow_order=BorrowOrder.WEIGHTED)
+        case PolicyName.HOLD | PolicyName.HOLD_RECALL | PolicyName.HOLD_WEIGHTED:
+            options = hold_options(name, options)
             return make_queue(pool, Mode.HOLD, options=options, instances=instances, fallback=hold_fallback)
         case PolicyName.STATIC:
             return StaticPartition(pool, instances)

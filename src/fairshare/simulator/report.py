@@ -7,7 +7,7 @@ from math import inf, isnan, nan
 from statistics import fmean
 
 from fairshare.simulator import measures
-from fairshare.simulator.outcome import Outcome, PoolOutcome, TeamOutcome, Windows
+from fairshare.simulator.outcome import Outcome, PoolOutcome, Reign, TeamOutcome, Windows
 
 WINDOW_OUTPUT_TOKENS = 1000
 """Shares are judged in windows of at least this many output tokens: below, one request more or less is points."""
@@ -107,6 +107,10 @@ class Figures:
     """The same with prompts: comparable also where policies let different teams through."""
     alone: dict[str, tuple[float, float]] = field(default_factory=dict[str, "tuple[float, float]"])
     """Team to (p50, p99) of the time to first token without the others."""
+    reigns: list[Reign] = field(default_factory=list[Reign])
+    """Who decided when, where the scenario has replicas and the policy is `hold`."""
+    degraded_grants: int = 0
+    """Requests that a replica sent without an owner."""
 
 
 def figures(
@@ -123,6 +127,8 @@ def figures(
         throughput_to_fcfs=useful_tokens(outcome) / max(1, useful_tokens(fcfs)) if fcfs is not None else nan,
         all_tokens_to_fcfs=all_tokens(outcome) / max(1, all_tokens(fcfs)) if fcfs is not None else nan,
         alone=alone or {},
+        reigns=outcome.reigns,
+        degraded_grants=outcome.degraded_grants,
     )
 
 
@@ -355,6 +361,15 @@ def number_text(value: float, digits: int = 2) -> str:
 def percent_text(part: float, digits: int = 1) -> str:
     """0.5 as 50.0 %, or a dash for NaN."""
     return "–" if isnan(part) else f"{100.0 * part:.{digits}f} %"
+
+
+def reign_texts(run: Figures) -> list[str]:
+    """Who decided for each group of pools; nothing where the run had no replicas."""
+    by_pool: dict[str, list[str]] = {}
+    for reign in run.reigns:
+        by_pool.setdefault(reign.pool, []).append(f"{reign.replica or 'nobody'} from {seconds_text(reign.at)}")
+    texts = [f"pool {pool} was decided by {', '.join(reigns)}" for pool, reigns in by_pool.items()]
+    return [*texts, f"{run.degraded_grants:,} requests were sent by a replica on its own"] if texts else []
 
 
 POLICY_COLUMNS = (

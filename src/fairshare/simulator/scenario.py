@@ -5,6 +5,7 @@ YAML, read strictly: unknown and doubled keys are errors, and every message says
 
 import difflib
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -174,6 +175,30 @@ class Change(_Strict, frozen=True, kw_only=True):
     """Team to decayed usage in cost units, as restored."""
 
 
+OWNER = "owner"
+
+
+class Failure(_Strict, frozen=True, kw_only=True):
+    """A replica's process is killed; what it held and ran is lost to its clients."""
+
+    at: Seconds
+    which: int | Literal["owner"] = OWNER
+    """Its number, from 0, or whichever decides for the first pool then."""
+    lasting: Seconds = Seconds(30.0)
+    """So long until it is there again."""
+
+
+class Replicas(_Strict, frozen=True, kw_only=True):
+    """Several replicas of the gateway, which get requests in turn; for the policies that are `hold`."""
+
+    count: int = 3
+    link: Seconds = Seconds(0.001)
+    """From one replica to another."""
+    longest_request: Seconds = Seconds(3600.0)
+    """As in fairshare.yaml under `timeouts`: so long what ran at a dead replica counts as possibly running."""
+    fail: list[Failure] = []
+
+
 class TracePlan(_Strict, frozen=True, kw_only=True):
     """A recorded load, split into the teams."""
 
@@ -215,6 +240,8 @@ class Scenario(_Strict, frozen=True, kw_only=True):
     teams: list[Team]
     traces: list[TracePlan] = []
     changes: list[Change] = []
+    replicas: Replicas | None = None
+    """One gateway if not said."""
     policies: list[str] = []
     """What is compared if the command line does not say."""
     short: Seconds = Seconds(0.0)
@@ -331,7 +358,7 @@ def _share(value: object) -> Share:
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.+?)`")
 _RECORDS: tuple[type[msgspec.Struct], ...] = (
-    Scenario, PoolPlan, Hold, Engines, Team, Load, Change, TracePlan,
+    Scenario, PoolPlan, Hold, Engines, Team, Load, Change, TracePlan, Replicas, Failure,
 )  # fmt: skip
 
 
@@ -369,6 +396,7 @@ def _fields_at(path: str) -> list[str]:
     by_field: dict[str, type[msgspec.Struct]] = {
         "pools": PoolPlan, "hold": Hold, "engines": Engines,
         "teams": Team, "loads": Load, "changes": Change, "traces": TracePlan,
+        "replicas": Replicas, "fail": Failure,
     }  # fmt: skip
     if last:
         record = by_field.get(last[-1], Scenario)
@@ -434,8 +462,32 @@ def _check(scenario: Scenario, name: str) -> None:
             raise wrong(f"{where}.lose_engine", f"must be below the number of engines ({engines}), from 0")
         for team in (*change.phantoms, *change.usage):
             known(where, "team", team, teams)
+    _check_replicas(scenario, wrong)
     for index, trace in enumerate(scenario.traces):
         for team in (*trace.only, *trace.clients.values()):
             known(f"traces[{index}]", "team", team, teams)
         if trace.speed <= 0.0:
             raise wrong(f"traces[{index}].speed", f"must be above 0, found {trace.speed:g}")
+
+
+def _check_replicas(scenario: Scenario, wrong: Callable[[str, str], ScenarioError]) -> None:
+    replicas = scenario.replicas
+    if replicas is None:
+        return
+    if not 1 <= replicas.count <= 100:
+        raise wrong("replicas.count", f"must be from 1 to 100, found {replicas.count}")
+    if not 0.0 <= replicas.link <= 0.1:
+        raise wrong("replicas.link", f"must be at most 100ms, found {1000 * replicas.link:g}ms")
+    for index, failure in enumerate(replicas.fail):
+        where = f"replicas.fail[{index}].which"
+        if isinstance(failure.which, int) and not 0 <= failure.which < replicas.count:
+            raise wrong(where, f"must be below the number of replicas ({replicas.count}), from 0")
+    for index, pool in enumerate(scenario.pools):
+        if pool.trim:
+            raise wrong(f"pools[{index}].trim", "cannot be simulated together with replicas; leave one of them out")
+    for index, change in enumerate(scenario.changes):
+        if change.phantoms or change.usage:
+            raise wrong(
+                f"changes[{index}]",
+                "phantoms and usage are what replicas find by themselves; leave them out, and let a replica fail",
+            )

@@ -22,9 +22,10 @@ from fairshare.core.trim import Trim
 from fairshare.engine.scheduler import Change, Event, Policy, Scheduler, SchedulerConfig
 from fairshare.simulator import measures
 from fairshare.simulator.outcome import Outcome, PoolOutcome, TeamOutcome, Windows
-from fairshare.simulator.policies import UNHELD, GatewayPolicy, PolicyName, RateLimits, make_policy
+from fairshare.simulator.policies import HELD, UNHELD, GatewayPolicy, PolicyName, RateLimits, make_policy
+from fairshare.simulator.replicas import Cluster, ReplicatedPool
 from fairshare.simulator.scenario import Change as PlannedChange
-from fairshare.simulator.scenario import Load, PoolPlan, Scenario
+from fairshare.simulator.scenario import Failure, Load, PoolPlan, Scenario
 from fairshare.simulator.traces import Arrival
 
 RETURN_SECONDS = 1.0
@@ -297,10 +298,13 @@ class World:
         self._make_scheduler = make_scheduler
         self._domains = [self._domain(plan) for plan in scenario.pools]
         by_name = {domain.plan.name: domain for domain in self._domains}
+        self._cluster = self._replicas()
         made: dict[str, GatewayPolicy] = {}
 
         def policy_of(domain: _Domain) -> GatewayPolicy:
             plan = domain.plan
+            if self._cluster is not None:
+                return ReplicatedPool(self._cluster, plan.name)
             if plan.name not in made:
                 fallback = policy_of(by_name[plan.fallback]) if plan.fallback else None
                 options = plan.hold.options()
@@ -310,6 +314,7 @@ class World:
         for domain in self._domains:
             domain.policy = policy_of(domain)
             self._deadlines.append(inf)
+        self._see_deadlines()
         self._by_name = by_name
         self._start(arrivals)
 
@@ -334,6 +339,16 @@ class World:
         for number in range(plan.engines.count):
             self._add_engine(domain, f"{plan.name}-{number}")
         return domain
+
+    def _replicas(self) -> Cluster | None:
+        """The gateway's replicas; None: the scenario has none, or the policy decides in one place whatever fails."""
+        plan = self.scenario.replicas
+        if plan is None or self._policy_name not in HELD:
+            return None
+        pools = [(domain.plan, domain.pool, self._instances(domain)) for domain in self._domains]
+        for failure in plan.fail:
+            self._at(failure.at, self._lose_replica, failure)
+        return Cluster(plan, self._policy_name, pools, clock=lambda: self.now)
 
     def _add_engine(self, domain: _Domain, instance_id: str) -> None:
         index = len(self._engines)
@@ -566,8 +581,11 @@ class World:
                     self._recall(call, decision)
                 case Refused():
                     self._refused(call, decision)
-        for index, one in enumerate(self._domains):
-            deadline = one.policy.next_deadline()
+        self._see_deadlines()
+
+    def _see_deadlines(self) -> None:
+        for index, domain in enumerate(self._domains):
+            deadline = domain.policy.next_deadline()
             self._deadlines[index] = inf if deadline is None else deadline
 
     def _send(self, call: _Call, send: Send) -> None:
@@ -820,16 +838,45 @@ class World:
                 priority = 0 if not call.borrowed else 10
                 self._at(self.now + self._half_round_trip, self._reach_engine, call, call.attempt, priority)
                 continue
-            slots = call.request.slots
-            domain.touch(self.now)
-            domain.in_flight_slots -= slots
-            call.account.wait(-call.unfinished if call.sequences else -slots, self.now)
-            call.account.demand_fell(slots, self.now)
-            call.account.outcome.failed += 1
-            del self._calls[call.id]
+            self._fail(call)
             decisions = call.domain.policy.released(call.id, 0.0)
             self._answered(call)
             self._carry_out(call.domain, decisions)
+
+    def _fail(self, call: _Call) -> None:
+        """A request ends without an answer; nothing of it is left at its engine."""
+        slots = call.request.slots
+        if call.engine is None:
+            call.domain.touch(self.now)
+            call.domain.held -= 1
+        else:
+            call.engine.domain.touch(self.now)
+            call.engine.domain.in_flight_slots -= slots
+        call.account.wait(-call.unfinished if call.sequences else -slots, self.now)
+        call.account.demand_fell(slots, self.now)
+        call.account.outcome.failed += 1
+        del self._calls[call.id]
+
+    def _lose_replica(self, failure: Failure) -> None:
+        """A process of the gateway is killed: the connections of its clients and its own to engines are reset."""
+        assert self._cluster is not None
+        killed = self._cluster.kill(failure.which)
+        if killed is None:
+            return
+        place, lost = killed
+        self._at(self.now + failure.lasting, self._replica_is_back, place)
+        for call in [self._calls[request_id] for request_id in lost]:
+            call.attempt += 1
+            if call.engine is not None:
+                self._abort(call.engine, call.sequences)
+            self._fail(call)
+            self._answered(call)
+        self._see_deadlines()
+
+    def _replica_is_back(self, place: int) -> None:
+        assert self._cluster is not None
+        self._cluster.start(place)
+        self._see_deadlines()
 
     def _engine_is_back(self, domain: _Domain, engine: _Engine) -> None:
         domain.healthy[engine.instance_id] = True
@@ -913,4 +960,6 @@ class World:
             until=self.scenario.duration,
             pools=[domain.outcome for domain in self._domains],
             requests=self._requests,
+            reigns=[] if self._cluster is None else self._cluster.reigns,
+            degraded_grants=0 if self._cluster is None else self._cluster.degraded_grants,
         )
