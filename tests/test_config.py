@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from fairshare import config
 from fairshare.config import ConfigError, Settings, is_loopback, load, parse
 from fairshare.core.decisions import BorrowOrder, HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
-from fairshare.gateway.options import Address, Balance, EngineKind, GatewaySpec, Limits, Timeouts, TokenEstimates
+from fairshare.gateway.options import (
+    AccessLogSpec,
+    Address,
+    Balance,
+    EngineKind,
+    GatewaySpec,
+    Limits,
+    Timeouts,
+    TokenEstimates,
+    TracingSpec,
+)
 from fairshare.storage.address import PostgresServer, SqliteFile
 from fairshare.wire.usage import CostWeights
 from support.certificates import Authority
@@ -671,6 +682,36 @@ def test_a_webhook_address_that_cannot_work_is_refused_without_repeating_it(url:
     problem = only_problem(notify(f"url: '{url}', secret: '${{HOOK}}'"), {"HOOK": "sign"})
     assert "must be an address such as" in problem
     assert "pw" not in problem
+
+
+def test_an_access_log_is_a_file_beside_the_configuration_or_standard_error(tmp_path: Path) -> None:
+    def access_log(value: str) -> AccessLogSpec | None:
+        return read(f"{SMALLEST}\naccess_log: {value}", path=tmp_path / "fairshare.yaml").gateway.access_log
+
+    assert access_log("access.log") == AccessLogSpec(path=tmp_path / "access.log")
+    assert access_log("stderr") == AccessLogSpec(path=None)
+    assert access_log("none") is None
+    assert read(SMALLEST).gateway.access_log is None
+    assert "make the folder" in only_problem(f"{SMALLEST}\naccess_log: not-there/access.log")
+
+
+def test_traces_have_an_address_and_maybe_a_part_that_is_sent() -> None:
+    endpoint = "http://collector:4318/v1/traces"
+    spec = read(f"{SMALLEST}\ntracing: {{endpoint: '{endpoint}', sample: 0.1}}").gateway.tracing
+    assert spec == TracingSpec(endpoint=endpoint, sample=0.1)
+    assert read(SMALLEST).gateway.tracing is None
+    assert '"endpoint" is missing' in only_problem(f"{SMALLEST}\ntracing: {{sample: 1}}")
+    assert "between 0 and 1" in only_problem(f"{SMALLEST}\ntracing: {{endpoint: '{endpoint}', sample: 2}}")
+    assert "must be an address such as" in only_problem(f"{SMALLEST}\ntracing: {{endpoint: 'collector:4318'}}")
+
+
+def test_traces_without_opentelemetry_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(config, "find_spec", find_none)
+    text = f"{SMALLEST}\ntracing: {{endpoint: 'http://collector:4318/v1/traces'}}"
+    assert "pip install 'fairshare[otel]'" in only_problem(text)
 
 
 # --- Store --------------------------------------------------------------------------------------------------------

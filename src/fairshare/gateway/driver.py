@@ -460,7 +460,7 @@ class PoolDriver:
         try:
             self._recorder.finished(record)
         except Exception:
-            log.exception("the record of request %s was lost", record.id)
+            log.exception("the record of request %s was lost", record.id, extra={"request_id": record.id})
 
     # ------------------------------------------------------------------ time
 
@@ -572,7 +572,12 @@ class PoolDriver:
                     self.decisions.held(exchange, decision)
                     exchange.wait(decision)
         except Exception:
-            log.exception("request %s: could not carry out %s", decision.request_id, type(decision).__name__)
+            log.exception(
+                "request %s: could not carry out %s",
+                exchange.id,
+                type(decision).__name__,
+                extra={"request_id": exchange.id},
+            )
             if self._is_open(exchange):
                 exchange.fail(INTERNAL_ERROR, "fairshare failed to serve this request; its log says why.")
 

@@ -561,7 +561,14 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             self._excluded |= {self.instance_id}
             other = self.driver.reassigned(self, self._excluded)
             if other is not None:
-                log.info("request %s goes to %s, not %s: %s", self.record.id, other, self.instance_id, detail)
+                log.info(
+                    "request %s goes to %s, not %s: %s",
+                    self.record.id,
+                    other,
+                    self.instance_id,
+                    detail,
+                    extra={"request_id": self.record.id},
+                )
                 self.record.retries += 1
                 self._go(self.serving, other, self.driver.clock())
                 return
@@ -681,7 +688,14 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             if takes_slots:
                 record.cost_units = self.spec.cost.cost_units(usage)
         if outcome is Outcome.FAILED:
-            log.warning("request %s to %s failed: %s %s", self.record.id, self.instance_id, reason, detail)
+            log.warning(
+                "request %s to %s failed: %s %s",
+                record.id,
+                self.instance_id,
+                reason,
+                detail,
+                extra={"request_id": record.id, "team": record.team, "pool": record.pool},
+            )
         if self.reservation is not None:
             self.reservation.end(record.prompt_tokens + record.completion_tokens)
         self.driver.ended(self, record)
