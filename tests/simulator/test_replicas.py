@@ -52,7 +52,9 @@ def test_one_replica_decides_for_all_and_its_death_ends_that() -> None:
     assert 14.0 <= next_begins.at <= 15.1
     assert next_begins.replica in ("replica-1", "replica-2")
     assert outcome.degraded_grants > 0
-    assert reign_texts(figures(outcome))[0].startswith("pool pool was decided by replica-0 from 1")
+    found = figures(outcome)
+    assert reign_texts(found)[0].startswith("pool pool was decided by replica-0 from 1")
+    assert msgspec.json.decode(msgspec.json.encode(found))["reigns"][1] == {"at": 10.0, "pool": "pool", "replica": ""}
 
 
 def test_what_a_dead_replica_had_is_lost_once_and_its_clients_ask_again() -> None:

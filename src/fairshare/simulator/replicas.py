@@ -429,7 +429,7 @@ class Cluster:
 
     def _reigns(self, lease: str, replica: _Replica | None) -> None:
         self._decides[lease] = replica
-        self.reigns.append(Reign(self.clock(), lease, "" if replica is None else replica.name))
+        self.reigns.append(Reign(float(self.clock()), lease, "" if replica is None else replica.name))
 
     @property
     def degraded_grants(self) -> int:
