@@ -1,12 +1,21 @@
 """A dump holds what decisions depend on, and nothing that must not leave the process."""
 
 import json
+from typing import Any
 
+import httpx
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from fairshare.accounts.rights import Actor
 from fairshare.core.decisions import Mode
-from fairshare.gateway.ports import LedgerCounts
-from fairshare.gateway.state_dump import DumpParts, StateDump, written
+from fairshare.gateway.admin import Pages, admin_app
+from fairshare.gateway.identity import hash_key
+from fairshare.gateway.metrics import Metrics
+from fairshare.gateway.ports import Counters, LedgerCounts
+from fairshare.gateway.state_dump import DUMP_PATH, DumpParts, StateDump, written
 from gateway.hostile_engine import forever
 from gateway.rig import KEYS, STREAM, Rig, request_bytes, run
 from gateway.statuses import pool_status_of
@@ -66,3 +75,37 @@ def test_a_dump_is_written_where_only_its_owner_may_read_it() -> None:
         assert path.name.startswith("fairshare-dump-4711-")
     finally:
         path.unlink()
+
+
+def test_only_the_admin_key_gets_a_dump_and_no_operator_of_the_accounts() -> None:
+    async def nothing(_: Request) -> Response:
+        return Response()
+
+    class Empty(StateDump):
+        def encoded(self) -> bytes:
+            return b"{}"
+
+    no_parts: Any = None
+    app = admin_app(
+        pools=lambda: (),
+        metrics=Metrics(lambda: (), Counters),
+        not_ready=lambda: None,
+        pages=Pages(documents={}, content_security_policy=""),
+        key=lambda: "admin-secret",
+        dump=Empty(no_parts).routes(),
+        accounts=[Route("/api/v1/teams", nothing)],
+        operator=lambda sha256: Actor(name="somebody") if sha256 == hash_key("operator-secret") else None,
+    )
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+
+            async def status(path: str, key: str) -> int:
+                return (await client.get(path, headers={"Authorization": f"Bearer {key}"})).status_code
+
+            assert await status("/api/v1/teams", "operator-secret") == 200
+            assert await status(DUMP_PATH, "operator-secret") == 401
+            assert await status(DUMP_PATH, "admin-secret") == 200
+            assert (await client.get(DUMP_PATH)).status_code == 401
+
+    run(main)
