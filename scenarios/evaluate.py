@@ -89,7 +89,7 @@ class Page:
             case "alone":
                 return self.alone(words[0])
             case "reigns":
-                return "; ".join(report.reign_texts(self.run(words[0], OURS)))
+                return f"Under `{OURS}`: {'; '.join(report.reign_texts(self.run(words[0], OURS)))}."
             case "windows":
                 return windows(words[0], float(words[1]), float(words[2]))
             case "summary":
@@ -103,8 +103,8 @@ class Page:
 
     def scenario(self, name: str) -> str:
         scenario = self.scenarios[name]
-        about = " ".join(scenario.about.split())
-        return f"### {scenario.title}\n\n`scenarios/{name}.yaml`. {about}\n\n**Promised:** {scenario.promise}"
+        about, promise = (" ".join(text.split()) for text in (scenario.about, scenario.promise))
+        return f"### {scenario.title}\n\n`scenarios/{name}.yaml`. {about}\n\n**Promised:** {promise}"
 
     def alone(self, name: str) -> str:
         rows: list[tuple[str, ...]] = []
