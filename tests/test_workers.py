@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from fairshare.gateway.listening import bound_to, listening_socket
+from fairshare.gateway.options import Address
 from fairshare.workers import LONG_LIFE_SECONDS, LONGEST_PAUSE_SECONDS, Restarts
 
 
@@ -66,3 +69,45 @@ def test_workers_end_with_their_parent_when_it_is_killed(tmp_path: Path) -> None
         # Their log lines go to the same pipe: it ends when the last of them has ended.
         rest = process.stderr.read()
         assert rest.count("Draining") == rest.count("Ended") == 2
+
+
+def test_a_second_gateway_does_not_join_the_sockets_of_the_first(tmp_path: Path) -> None:
+    with listening_socket(Address("127.0.0.1", 0), purpose="a test", shared=True) as taken:
+        at = bound_to(taken)
+        path = tmp_path / "fairshare.yaml"
+        path.write_text(CONFIG.replace("listen: 127.0.0.1:0", f"listen: {at}") + "store: none")
+        arguments = [sys.executable, "-m", "fairshare", "serve", "-c", str(path), "--workers", "2"]
+        ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"the data port cannot listen on {at}" in ended.stderr
+
+
+def test_workers_that_are_killed_together_again_and_again_are_started_again(tmp_path: Path) -> None:
+    with serve(tmp_path, "store: none") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "is ready with 2 workers" in line:
+                break
+        for _ in range(2):
+            for child in children(process.pid, 2):
+                os.kill(child, signal.SIGKILL)
+        for line in process.stderr:
+            if "The worker serves" in line:
+                break
+        process.terminate()
+        rest = process.stderr.read()
+        assert "no worker could start" not in rest
+        assert process.wait() == 0
+
+
+def children(process: int, count: int) -> list[int]:
+    """So many children of a process, as soon as it has them."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        # One that was killed may still be there to be buried.
+        living = [each for each in found if "(zombie)" not in Path(f"/proc/{each}/status").read_text()]
+        if len(living) == count:
+            return living
+        time.sleep(0.05)
+    raise AssertionError(f"process {process} has not {count} children")

@@ -127,6 +127,8 @@ class Workers:
         """Names of workers that decide for pools, as they were polled last."""
         self._ended = Totals()
         self._ending = False
+        self._ever_ready = False
+        """Whether a worker could start with this configuration at all; from then on whoever dies is started again."""
         self._all_ready = asyncio.Event()
         self._none_starts = asyncio.Event()
         self._admin = AdminServer(
@@ -163,6 +165,8 @@ class Workers:
             secret.write_bytes(secrets.token_bytes(32))
             admin_at = bound_to(admin_socket)
             admin_serves = asyncio.create_task(self._admin.run_on(admin_socket.dup()))
+            # Sockets that are shared would join those of another gateway that listens there; one that is not tells.
+            listening_socket(self._listen, purpose="the data port").close()
             for place in self._places:
                 self._open(place)
             tasks = [
@@ -242,7 +246,7 @@ class Workers:
             place.worker = None
             if self._ending:
                 break
-            if not worker.ready.is_set() and not any(each.ready.is_set() for each in self._living):
+            if not self._ever_ready and not worker.ready.is_set():
                 self._none_starts.set()
                 await asyncio.Event().wait()
             self._deaths += 1
@@ -301,6 +305,7 @@ class Workers:
             said = b""
         if said:
             worker.ready.set()
+            self._ever_ready = True
             self._places[worker.seat.index].trouble = ""
             if self._ready() == len(self._places):
                 self._all_ready.set()
