@@ -53,6 +53,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_finished_request_is_one_line_with_its_fields(tmp_path: Path) -> None:
     log = AccessLog(tmp_path / "access.log")
     log.finished(record())
+    log.write()
     log.finished(record(id="r-2", outcome=Outcome.REFUSED, status=429, standing=None, reason="queue_full"))
     log.write()
     first, second = lines(tmp_path / "access.log")
