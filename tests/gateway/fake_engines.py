@@ -40,6 +40,7 @@ class FakeEngine:
     version: str | None = "0.32.0"
     models: dict[str, int] | None = field(default_factory=lambda: {"tiny": 2048})
     server_info: dict[str, Any] | None = None
+    sglang_info: dict[str, Any] | None = None
     metrics: str | None = field(default_factory=metrics_text)
     api_key: str | None = None
     asked: list[str] = field(default_factory=list)
@@ -58,6 +59,8 @@ class FakeEngine:
             return _json({"object": "list", "data": [{"id": k, "max_model_len": v} for k, v in self.models.items()]})
         if path == "/server_info" and self.server_info is not None:
             return _json({"vllm_config": {"scheduler_config": self.server_info}})
+        if path == "/server_info" and self.sglang_info is not None:
+            return _json(self.sglang_info)
         if path == "/metrics" and self.metrics is not None:
             return Answer(200, self.metrics.encode())
         return _json({"detail": "Not Found"}, 404)

@@ -11,8 +11,9 @@ import pytest
 
 from fairshare.core.decisions import Mode
 from fairshare.gateway.findings import Finding, Health, Seen, Severity, find
-from fairshare.gateway.options import InstanceSpec, PoolSpec
-from fairshare.gateway.scrape import EngineFacts
+from fairshare.gateway.kinds import SglangFlags, SglangReport
+from fairshare.gateway.options import EngineKind, InstanceSpec, PoolSpec
+from fairshare.gateway.scrape import EngineFacts, EngineLoad
 
 ONE = "http://one"
 
@@ -140,6 +141,55 @@ def test_every_sentence_names_its_subject_and_says_what_to_do() -> None:
         assert "chat" in finding.sentence
         assert finding.instance_id is None or finding.instance_id in finding.sentence
         assert all(text.endswith(".") for text in (finding.sentence, finding.why, finding.fix))
+
+
+LOAD = EngineLoad(running=0, waiting=0, kv_usage=0.0, preemptions_total=0, kv_tokens=1 << 20, schedulers=1)
+
+
+def sglang(
+    low_values_first: bool = False,
+    threshold: int = 20,
+    enabled: bool = True,
+    displaces: bool = True,
+    retraction: str = "priority",
+    **more: Any,
+) -> Seen:
+    report = SglangReport(
+        flags=SglangFlags(low_values_first=low_values_first, preemption_threshold=threshold),
+        enabled=enabled,
+        displaces=displaces,
+        retraction_policy=retraction,
+    )
+    policy = "priority" if enabled else "fcfs"
+    return healthy(facts=facts(**{"version": "0.5.23", "policy": policy, "sglang": report, "load": LOAD} | more))
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected", "flag"),
+    [
+        (sglang(), [], ""),
+        (sglang(enabled=False), ["priority-ignored"], "--enable-priority-scheduling"),
+        (sglang(low_values_first=True), ["priority-reversed"], "without --schedule-low-priority-values-first"),
+        (sglang(threshold=30), ["threshold-differs"], "--priority-scheduling-preemption-threshold 20"),
+        (sglang(threshold=10), ["threshold-differs", "priorities-merged"], "preemption_threshold: 10"),
+        (sglang(displaces=False), ["displacing-off"], "without that flag"),
+        (sglang(retraction="length"), ["retraction-by-length"], "--retraction-policy priority"),
+        (sglang(load=None), ["load-unknown"], "--enable-metrics"),
+        (sglang(max_num_seqs=8), ["little-headroom"], "--max-running-requests to 16"),
+        (sglang(max_num_seqs=4), ["capacity-above-seats"], "--max-running-requests to 16"),
+    ],
+)
+def test_each_flag_of_sglang_that_is_wrong_is_named(seen: Seen, expected: list[str], flag: str) -> None:
+    spec = pool(kind=EngineKind.SGLANG, sglang=SglangFlags(preemption_threshold=20))
+    said = found(spec, {ONE: seen})
+    assert [finding.id for finding in said] == expected
+    assert not said or flag in said[0].fix
+    assert all(finding.why.endswith(".") and finding.fix.endswith(".") for finding in said)
+
+
+def test_in_observe_the_flags_of_sglang_do_not_matter() -> None:
+    spec = pool(kind=EngineKind.SGLANG, mode=Mode.OBSERVE)
+    assert found(spec, {ONE: sglang(low_values_first=True, displaces=False)}) == []
 
 
 def test_every_finding_has_its_row_in_the_reference_and_no_row_is_left_over() -> None:

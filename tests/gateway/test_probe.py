@@ -17,7 +17,8 @@ import pytest
 from fairshare.core.decisions import Mode
 from fairshare.gateway.engine_http import Answer, Failure
 from fairshare.gateway.examination import Examination, examine
-from fairshare.gateway.options import InstanceSpec, PoolSpec
+from fairshare.gateway.kinds import SglangFlags, SglangReport
+from fairshare.gateway.options import EngineKind, InstanceSpec, PoolSpec
 from fairshare.gateway.probe import Policy, Probed, probe
 from gateway.fake_engines import FakeEngine, FakeNetwork, metrics_text
 
@@ -39,6 +40,8 @@ class SchedulingEngine:
     seats: int = 4
     by_priority: bool = True
     highest_first: bool = False
+    threshold: int | None = None
+    """A waiting sequence displaces a running one that is worse by more than this; None: never."""
     refuses: int | None = None
     others: int = 0
     """Urgent sequences of somebody else that come with every step."""
@@ -74,6 +77,12 @@ class SchedulingEngine:
         self.waiting.sort(key=lambda sequence: sequence.order)
         while self.waiting and len(self.running) < self.seats:
             self.running.append(self.waiting.pop(0))
+        while self.threshold is not None and self.waiting and self.running:
+            worst = max(self.running, key=lambda sequence: sequence.order)
+            if worst.order[0] - self.waiting[0].order[0] <= self.threshold:
+                break
+            self.running[self.running.index(worst)] = self.waiting.pop(0)
+            self.waiting.append(worst)
 
     def _add(self, priority: int, tokens: int) -> Sequence:
         order = (-priority if self.highest_first else priority) if self.by_priority else 0
@@ -98,6 +107,10 @@ class SchedulingEngine:
         path = urlsplit(url).path
         if path == "/metrics":
             text = metrics_text(running=len(self.running), waiting=len(self.waiting))
+            text += "".join(
+                f"sglang:{name} {len(queue)}\n"
+                for name, queue in (("num_running_reqs", self.running), ("num_queue_reqs", self.waiting))
+            )
             return Answer(200, text.encode())
         if path != "/v1/completions":
             return await FakeNetwork(one=FakeEngine())(method, url, timeout_seconds=timeout_seconds)
@@ -107,7 +120,7 @@ class SchedulingEngine:
         prompts = asked["prompt"] if isinstance(asked["prompt"], list) else [asked["prompt"]]
         sequences = [self._add(asked["priority"], asked["max_tokens"]) for _ in prompts]
         try:
-            if asked["max_tokens"] == 1 and not self.most_sent > 1:
+            if asked["max_tokens"] == 1 and len(self.waiting) + len(self.running) == 1:
                 self._step()  # nobody sleeps while the first request runs alone
             for sequence in sequences:
                 await sequence.done
@@ -203,6 +216,52 @@ def test_an_engine_without_completions_says_so_and_is_not_loaded() -> None:
 def test_fillers_that_end_by_themselves_make_no_verdict() -> None:
     result = probed(SchedulingEngine(), context_tokens=66)
     assert result.policy is Policy.UNCLEAR
+
+
+# ---------------------------------------------------------------------- SGLang
+
+
+def probed_sglang(engine: SchedulingEngine, *, configured: bool, reported: bool | None = None) -> Probed:
+    """`configured` and `reported`: whether low values go first."""
+    spec = InstanceSpec(url=URL, kind=EngineKind.SGLANG, sglang=SglangFlags(low_values_first=configured))
+    report = SglangReport(
+        flags=SglangFlags(low_values_first=bool(reported)), enabled=True, displaces=True, retraction_policy="priority"
+    )
+
+    async def scenario() -> Probed:
+        result = await probe(
+            engine,
+            spec,
+            model="tiny",
+            context_tokens=2048,
+            seats=engine.seats,
+            reported=report if reported is not None else None,
+            clock=lambda: engine.clock,
+            sleep=engine.sleep,
+        )
+        engine._admit()
+        assert (engine.running, engine.waiting) == ([], [])
+        return result
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("reported", [None, True, False])
+@pytest.mark.parametrize("threshold", [None, 0, 1, 10, 20])
+@pytest.mark.parametrize("low_first", [False, True])
+@pytest.mark.parametrize("configured", [False, True])
+@pytest.mark.parametrize("seats", [1, 2, 4, 16])
+def test_sglangs_polarity_is_seen_by_what_it_does(
+    seats: int, configured: bool, low_first: bool, threshold: int | None, reported: bool | None
+) -> None:
+    engine = SchedulingEngine(seats=seats, highest_first=not low_first, threshold=threshold)
+    result = probed_sglang(engine, configured=configured, reported=reported)
+    assert result.policy is (Policy.PRIORITY if configured == low_first else Policy.REVERSED), result
+
+
+@pytest.mark.parametrize("seats", [1, 2, 4, 16])
+def test_an_sglang_that_ignores_priority_is_neither_way_round(seats: int) -> None:
+    assert probed_sglang(SchedulingEngine(seats=seats, by_priority=False), configured=False).policy is Policy.IGNORED
 
 
 # ---------------------------------------------------------------------- the examination

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from fairshare.gateway.engine_http import Failure
-from fairshare.gateway.options import InstanceSpec
-from fairshare.gateway.scrape import EngineFacts, EngineLoad, discover, parse_metrics
+from fairshare.gateway.kinds import SglangFlags, SglangReport
+from fairshare.gateway.options import EngineKind, InstanceSpec
+from fairshare.gateway.scrape import EngineFacts, EngineLoad, discover, parse_metrics, parse_sglang_metrics
 from gateway.fake_engines import FakeEngine, FakeNetwork, metrics_text
 
 SPEC = InstanceSpec(url="http://one")
@@ -75,3 +76,106 @@ def test_an_engine_that_falls_silent_meanwhile_leaves_everything_open() -> None:
     facts = discovered(FakeEngine(silent=Failure.TOO_SLOW))
     assert facts == EngineFacts(models_problem="it is too slow")
     assert facts.load is None
+
+
+# ---------------------------------------------------------------------- SGLang
+
+SGLANG = InstanceSpec(url="http://one", kind=EngineKind.SGLANG)
+SGLANG_METRICS = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 5.0
+sglang:num_running_reqs{engine_type="unified",model_name="tiny",priority="0",tp_rank="0"} 2.0
+sglang:num_running_reqs{engine_type="unified",model_name="tiny",priority="-22",tp_rank="0"} 3.0
+sglang:num_queue_reqs{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 4.0
+sglang:num_queue_reqs{engine_type="unified",model_name="tiny",priority="-22",tp_rank="0"} 4.0
+sglang:num_grammar_queue_reqs{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 1.0
+sglang:token_usage{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 0.25
+sglang:max_total_num_tokens{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 4096.0
+sglang:num_retracted_requests_total{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 2.0
+sglang:num_retracted_reqs{engine_type="unified",model_name="tiny",priority="",tp_rank="0"} 9.0
+sglang:prompt_tokens_total{engine_type="unified",is_streaming="false",model_name="tiny",priority="0"} 10.0
+sglang:prompt_tokens_total{engine_type="unified",is_streaming="true",model_name="tiny",priority="-22"} 20.0
+sglang:cached_tokens_total{cache_source="device",engine_type="unified",model_name="tiny",priority="0"} 7.0
+sglang:generation_tokens_total{engine_type="unified",is_streaming="true",model_name="tiny",priority="0"} 5.0
+"""
+
+
+def sglang_info(**more: Any) -> dict[str, Any]:
+    return {
+        "version": "0.5.23",
+        "enable_priority_scheduling": True,
+        "schedule_low_priority_values_first": False,
+        "priority_scheduling_preemption_threshold": 20,
+        "disable_priority_preemption": False,
+        "retraction_policy": "priority",
+        "max_running_requests": 64,
+        "internal_states": [{"effective_max_running_requests_per_dp": 48, "other": {"x": 1}}],
+    } | more
+
+
+def sglang_engine(**more: Any) -> FakeEngine:
+    return FakeEngine(version=None, metrics=SGLANG_METRICS, sglang_info=sglang_info(**more))
+
+
+def test_sglangs_load_is_the_whole_and_not_the_sum_of_the_whole_and_its_priorities() -> None:
+    assert parse_sglang_metrics(SGLANG_METRICS) == EngineLoad(
+        running=5,
+        waiting=5,
+        kv_usage=0.25,
+        preemptions_total=2,
+        kv_tokens=4096,
+        schedulers=1,
+        prompt_tokens_total=30,
+        cached_tokens_total=7,
+        completion_tokens_total=5,
+    )
+
+
+def test_sglangs_schedulers_are_told_by_their_dp_rank() -> None:
+    text = "".join(
+        f'sglang:num_running_reqs{{dp_rank="{rank}"}} 2.0\nsglang:token_usage{{dp_rank="{rank}"}} 0.{rank}\n'
+        for rank in (3, 4)
+    )
+    load = parse_sglang_metrics(text)
+    assert load is not None
+    assert (load.running, load.schedulers, load.kv_usage, load.kv_tokens) == (4, 2, 0.4, None)
+
+
+def test_the_metrics_of_one_kind_say_nothing_of_the_other() -> None:
+    assert parse_sglang_metrics(metrics_text()) is None
+    assert parse_metrics(SGLANG_METRICS) is None
+
+
+def test_sglangs_seats_and_flags_come_from_its_server_info() -> None:
+    facts = discovered(sglang_engine(), SGLANG)
+    assert facts == EngineFacts(
+        version="0.5.23",
+        context_tokens={"tiny": 2048},
+        policy="priority",
+        max_num_seqs=48,
+        sglang=SglangReport(
+            flags=SglangFlags(preemption_threshold=20), enabled=True, displaces=True, retraction_policy="priority"
+        ),
+    )
+    assert facts.load is not None
+
+
+@pytest.mark.parametrize(
+    ("states", "seats"),
+    [
+        ([{"effective_max_running_requests_per_dp": 8}] * 2, 16),
+        ([{"effective_max_running_requests_per_dp": 8}, {}], 64),
+        ([], 64),
+    ],
+)
+def test_sglangs_seats_are_those_of_all_its_schedulers_or_its_flag(states: Any, seats: int) -> None:
+    assert discovered(sglang_engine(internal_states=states), SGLANG).max_num_seqs == seats
+
+
+def test_an_sglang_that_does_not_order_by_priority_says_so() -> None:
+    assert discovered(sglang_engine(enable_priority_scheduling=False), SGLANG).policy == "fcfs"
+
+
+def test_a_vllm_that_is_configured_as_sglang_leaves_everything_open_but_its_models() -> None:
+    facts = discovered(FakeEngine(server_info={"policy": "priority", "max_num_seqs": 64}), SGLANG)
+    assert facts == EngineFacts(context_tokens={"tiny": 2048})
