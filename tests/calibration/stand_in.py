@@ -17,7 +17,6 @@ from fairshare.gateway.scrape import EngineLoad, parse_metrics
 from fairshare.simulator.lengths import Lengths
 from support.virtual_time import run_virtually
 
-
 LOOKED_AT = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",

@@ -190,6 +190,12 @@ def test_a_report_is_what_the_command_shows(tmp_path: Path, migrated_file: Path)
         report = await site.ask("GET", "report?month=1970-01&by=team,model")
         assert report["total"]["requests"] == 2
         assert report["rows"][0]["model"] == "tiny"
+        report = await site.ask("GET", "report?start=1970-01-01&end=1970-01-01T00:00:15&only=team=search,model=tiny")
+        assert report["total"]["requests"] == 1
+        report = await site.ask("GET", "report?month=1970-01&only=team=ads")
+        assert report["total"]["requests"] == 0
+        for wrong in ("month=1970-01&start=1970-01-01", "end=1970-01-01", "start=1970-01-02&end=1970-01-01", "only=x"):
+            await site.ask("GET", f"report?{wrong}", expect=400)
 
     on(tmp_path, migrated_file, main)
 

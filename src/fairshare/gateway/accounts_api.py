@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from fairshare.accounts import periods, reports
 from fairshare.accounts.kinds import LimitKind
-from fairshare.accounts.periods import Period
+from fairshare.accounts.periods import Period, Span
 from fairshare.accounts.reports import Report
 from fairshare.accounts.rights import Act, Actor, Forbidden, Role, check
 from fairshare.accounts.service import (
@@ -206,10 +206,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         "/api/v1/report",
-        "What was used in a month, as `fairshare report --format json`.",
+        "What was used in a period, as `fairshare report --format json`.",
         None,
         Report,
-        ("month", "by", "time_zone"),
+        ("month", "start", "end", "by", "only", "time_zone"),
     ),
 )
 """Every operation, for the routes, the OpenAPI document, the reference page and their tests."""
@@ -325,13 +325,23 @@ class AccountsApi:
     async def _report(self, asked: Asked) -> Report:
         check(asked.actor, Act.SEE, None, {})
         where = periods.zone(asked.query.get("time_zone", "UTC"))
-        month = asked.query.get("month")
-        if month is None:
-            span = periods.around(Period.MONTH, self._wall(), where)
-        else:
+        month, start, end = (asked.query.get(name) for name in ("month", "start", "end"))
+        now = self._wall()
+        if month is not None and (start is not None or end is not None):
+            raise CallerError("give either month, or start and end")
+        if month is not None:
             span = periods.month(month, where)
+        elif start is not None:
+            span = Span(periods.point(start, where), now if end is None else periods.point(end, where))
+            if span.ends_at <= span.begins_at:
+                raise CallerError(f"the period ends ({end or 'now'}) before it begins ({start})")
+        elif end is not None:
+            raise CallerError("end needs start")
+        else:
+            span = periods.around(Period.MONTH, now, where)
         by = reports.dimensions(asked.query.get("by", "team"))
-        return await reports.report(self._ledger, span, where=where, by=by, only={})
+        only = reports.filters(part for part in asked.query.get("only", "").split(",") if part)
+        return await reports.report(self._ledger, span, where=where, by=by, only=only)
 
 
 class Refused(Exception):

@@ -2,8 +2,8 @@
 
 Bytes are relayed as they come. An event is looked into only if it carries one of a few marks (`"usage"`, `"error"`,
 `"abort"`, a finish reason, `[DONE]`); in JSON an unescaped quote begins or ends a string, so text that speaks of usage
-carries no mark, and if it does, parsing decides. One kind of event can be taken out: the usage event that the client did
-not ask for.
+carries no mark, and if it does, parsing decides. One kind of event can be taken out: the usage event that the client
+did not ask for.
 """
 
 import re
