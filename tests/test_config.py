@@ -800,6 +800,15 @@ def test_replicas_know_each_other_by_a_secret() -> None:
     assert SECRET not in repr(spec)
 
 
+def test_a_pod_tells_its_peers_its_own_address() -> None:
+    text = replicas("listen: '0.0.0.0:7000', advertise: '${POD_IP}:7000', secret: '${PEERS}'")
+    for address, shown in (("10.0.0.7", "10.0.0.7:7000"), ("fd00::7", "[fd00::7]:7000")):
+        spec = read(text, environ={"PEERS": SECRET, "POD_IP": address}).gateway.replicas
+        assert spec is not None
+        assert spec.advertise == shown
+    assert "POD_IP, which is not set" in only_problem(text, {"PEERS": SECRET})
+
+
 def test_replicas_need_a_secret_that_cannot_be_guessed_and_a_store() -> None:
     assert "openssl rand" in only_problem(replicas("listen: 'a:7000'"))
     short = replicas("listen: 'a:7000', secret: '${PEERS}'")

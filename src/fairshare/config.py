@@ -11,6 +11,7 @@ import ipaddress
 import re
 import ssl
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -587,7 +588,10 @@ def _service_class(place: _Place) -> ServiceClass:
 
 def _address(place: _Place) -> Address:
     what = "host:port, for example 127.0.0.1:8080 (0.0.0.0:8080: every network of this machine)"
-    text = place.text(what)
+    return _parsed_address(place, place.text(what), what)
+
+
+def _parsed_address(place: _Place, text: str, what: str) -> Address:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):(\d{1,5})", text)
     if match is None or not match[2].isascii() or int(match[2]) > 65535:
         raise place.invalid(f'must be {what}, found "{text}"')
@@ -856,7 +860,16 @@ def _replicas(place: _Place) -> ReplicasSpec:
 
 
 def _advertised(place: _Place) -> str:
-    address = _address(place)
+    """Where peers find this replica. The host may be an environment variable: pods know their address only there."""
+    what = "host:port or ${NAME}:port, for example gateway-1.internal:7000"
+    text = place.text(what)
+    host, _, port = text.rpartition(":")
+    if (variable := _ENVIRONMENT.fullmatch(host)) is not None:
+        value = place.report.environ.get(variable[1], "")
+        if not value:
+            raise place.invalid(f"needs the environment variable {variable[1]}, which is not set")
+        text = f"[{value}]:{port}" if ":" in value else f"{value}:{port}"
+    address = _parsed_address(place, text, what)
     if address.port == 0 or address.host in ("0.0.0.0", "::"):
         raise place.invalid(f"must be an address that peers can reach, as host:port; found {address}")
     return str(address)
@@ -1207,7 +1220,7 @@ def instances_in(text: bytes, source: FileSource) -> tuple[InstanceSpec, ...]:
     with contextlib.suppress(_Invalid):
         instances = _each(place, lambda at: _listed(at, source.template), "engines")
     urls = [instance.url for instance in instances]
-    for twice in sorted({url for url in urls if url and urls.count(url) > 1}):
+    for twice in sorted(url for url, times in Counter(urls).items() if url and times > 1):
         report.problem("", f"{twice} stands twice; remove one, or its slots count twice")
     if report.problems:
         raise ConfigError(report.problems)

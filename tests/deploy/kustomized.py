@@ -57,13 +57,25 @@ def _key(resource: Resource) -> tuple[str, str]:
     return resource["kind"], resource["metadata"]["name"]
 
 
+_MERGED_BY = {"containers": "name", "ports": "containerPort", "env": "name"}
+"""Lists of a pod whose items a patch is merged into by this key, as Kubernetes' schemas say."""
+
+
 def _merge(target: Resource, patch: Resource) -> None:
-    """A strategic merge of mappings. Lists would need their merge keys, so a patch may only add them."""
+    """A strategic merge of mappings, and of the lists above. Other lists a patch may only add."""
     for key, value in patch.items():
         if isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value)
+        elif isinstance(target.get(key), list):
+            assert key in _MERGED_BY, f"{key}: this builder does not merge such lists"
+            by = _MERGED_BY[key]
+            for item in value:
+                same = [each for each in target[key] if each[by] == item[by]]
+                if same:
+                    _merge(same[0], item)
+                else:
+                    target[key].append(item)
         else:
-            assert not isinstance(target.get(key), list), f"{key}: this builder merges no lists"
             target[key] = copy.deepcopy(value)
 
 

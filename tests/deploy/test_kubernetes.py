@@ -103,11 +103,16 @@ def test_the_configuration_can_be_used_and_fits_the_pod(name: str, tmp_path: Pat
     (text,) = resources["ConfigMap", "fairshare"]["data"].values()
     pod = resources["Deployment", "fairshare"]["spec"]["template"]["spec"]
     mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    for secret in ("admin.key", "postgres.password"):
-        (tmp_path / secret).write_text("secret")
+    for secret in ("admin.key", "postgres.password", "peers.secret"):
+        (tmp_path / secret).write_text("0123456789abcdef" * 2)
         (tmp_path / secret).chmod(0o600)
     assert "/etc/fairshare-secrets" in mounts
-    settings = parse(text.replace("/etc/fairshare-secrets", str(tmp_path)), path=tmp_path / "f.yaml", environ={})
+    environ = {variable["name"]: "10.0.0.7" for variable in pod["containers"][0].get("env", ())}
+    text = text.replace("/etc/fairshare-secrets", str(tmp_path))
+    settings = parse(text, path=tmp_path / "f.yaml", environ=environ)
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
     assert (settings.gateway.listen.port, settings.gateway.admin.address.port) == (ports["http"], ports["admin"])
+    if (replicas := settings.gateway.replicas) is not None:
+        assert replicas.advertise == f"10.0.0.7:{ports['peers']}"
+        assert replicas.listen.port == ports["peers"]
     assert settings.gateway.limits.drain_seconds < pod["terminationGracePeriodSeconds"]

@@ -29,15 +29,15 @@ def blocks(name: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_configuration_can_be_used(name: str, tmp_path: Path) -> None:
-    for secret in ("admin.key", "postgres.password"):
-        (tmp_path / secret).write_text("secret")
+    for secret in ("admin.key", "postgres.password", "peers.secret"):
+        (tmp_path / secret).write_text("0123456789abcdef" * 2)
         (tmp_path / secret).chmod(0o600)
     (tmp_path / "engines.yaml").write_text("[]")
     configurations = [text for text in blocks(name, "yaml") if re.search(r"^pools:", text, re.MULTILINE)]
     assert configurations
     for text in configurations:
         here = re.sub(r"/etc/fairshare-secrets|/run/credentials/fairshare.service", str(tmp_path), text)
-        assert parse(here, path=tmp_path / "fairshare.yaml", environ={}).gateway.pools
+        assert parse(here, path=tmp_path / "fairshare.yaml", environ={"POD_IP": "10.0.0.7"}).gateway.pools
 
 
 def test_the_list_of_engines_and_the_rights_are_what_the_code_and_the_manifests_say() -> None:
