@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from fairshare.gateway.discovery import keeper
 from fairshare.gateway.discovery.keeper import FleetKeeper, NotPossible, look_once
 from fairshare.gateway.discovery.source import Told
 from fairshare.gateway.options import DnsSource, InstanceSource, InstanceSpec, PoolSpec
@@ -116,6 +117,22 @@ def test_at_start_the_first_answers_are_heard_and_c_follows_the_number_of_instan
         assert world.supervisor.told[1] == ("zbc", 12)
         await world.keeper.stop()
         assert not world.supervisor.running
+
+    run(scenario)
+
+
+def test_a_list_that_is_far_too_long_leaves_the_last_good_one_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(keeper, "MOST_INSTANCES", 2)
+        spec = pool(dns("one"))
+        world = World(spec)
+        world.scripted[spec.sources[0]].first = ["a", "b"]
+        await world.keeper.start()
+        world.scripted[spec.sources[0]].answers("a", "b", "c")
+        assert [finding.id for finding in world.keeper.found()] == ["source-failed"]
+        assert "it names 3 instances, more than 2" in world.keeper.found()[0].sentence
+        assert {named.id for named in world.keeper.named()} == {"http://a:80", "http://b:80"}
+        await world.keeper.stop()
 
     run(scenario)
 

@@ -102,6 +102,21 @@ def test_a_file_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path
     run(scenario)
 
 
+def test_a_pipe_in_its_place_keeps_nobody_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    os.mkfifo(path)
+
+    def follower(heard: Heard) -> FileFollower:
+        return FileFollower(FileSource(path=path, template=InstanceSpec(url="")), parse=instances_in, sleep=heard.sleep)
+
+    async def scenario() -> None:
+        async with following(follower) as heard:
+            await heard.slept(1)
+            assert "is empty" in str(heard.said[0])
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -41,6 +41,11 @@ class Supervisor(Protocol):
     def accepting(self) -> Set[str]: ...
 
 
+MOST_INSTANCES = 1000
+"""Of one source. Each instance is asked for its state over connections of its own: a list that went wrong must not take
+every open file, and the time of every pool."""
+
+
 class NotPossible(CallerError):
     """What an operator wants cannot be done to the fleet as it is."""
 
@@ -66,7 +71,11 @@ class _Ear:
         self._changed = changed
 
     def answered(self, instances: Iterable[InstanceSpec]) -> None:
-        self._state.answer(instances, self._clock())
+        named = tuple(instances)
+        if len(named) > MOST_INSTANCES:
+            self.failed(f"it names {len(named)} instances, more than {MOST_INSTANCES}")
+            return
+        self._state.answer(named, self._clock())
         self._heard.set()
         self._changed.set()
 

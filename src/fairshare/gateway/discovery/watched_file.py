@@ -58,9 +58,14 @@ class FileFollower:
             loop.call_soon_threadsafe(told.answered, instances)
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read_if_changed(path: Path, seen: tuple[int, ...] | str) -> tuple[tuple[int, ...], bytes | None]:
     """What the file looks like, and what is in it if that is not what was `seen`. Raises `OSError`."""
-    with path.open("rb") as file:
+    # A pipe in its place must not keep the thread, and with it the end of the process, waiting for a writer.
+    with open(path, "rb", opener=_open_at_once) as file:
         stat = os.fstat(file.fileno())
         looks = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
         if looks == seen:
