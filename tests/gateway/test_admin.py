@@ -271,3 +271,10 @@ def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_WATCHERS", 0)
     answer = ask(desk(), "/api/v1/live")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_connections")
+
+
+def test_teams_cannot_take_every_stream_from_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_FOR_TEAMS", 0)
+    at = desk()
+    assert ask(at, "/api/v1/team/live", "fs-search").status_code == 503
+    assert not at.live.is_full(for_teams=False)

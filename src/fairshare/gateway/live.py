@@ -25,6 +25,9 @@ SAVE_SECONDS = 5.0
 MOST_WATCHERS = 200
 """Streams of events open at once."""
 
+MOST_FOR_TEAMS = 150
+"""A team's page is refused from so many streams on, so that no team keeps operators from theirs."""
+
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """What the status page and `fairshare top` show."""
@@ -87,9 +90,8 @@ class Live:
             self._encoded = _encode(self.last())
         return self._encoded
 
-    @property
-    def is_full(self) -> bool:
-        return self.watchers >= MOST_WATCHERS
+    def is_full(self, *, for_teams: bool) -> bool:
+        return self.watchers >= (MOST_FOR_TEAMS if for_teams else MOST_WATCHERS)
 
     async def events(self, render: Callable[[], bytes | None]) -> AsyncGenerator[bytes]:
         """A server-sent event now and after every look, until `render` says None or the gateway ends."""

@@ -222,7 +222,7 @@ class StatusApi:
             identity = self._parts.directory.find(sha256)
             return None if identity is None else self._encode(self._own(identity))
 
-        return self._stream(render)
+        return self._stream(render, for_teams=True)
 
     async def _own_history(self, request: Request) -> Response:
         own = self._sight(self._identity(request))
@@ -340,8 +340,8 @@ class StatusApi:
             records = self._parts.log.records(most=most, wanted=wanted)
         return self._json([_row(record) for record in records])
 
-    def _stream(self, render: Callable[[], bytes | None]) -> Response:
-        if self._parts.live.is_full:
+    def _stream(self, render: Callable[[], bytes | None], *, for_teams: bool = False) -> Response:
+        if self._parts.live.is_full(for_teams=for_teams):
             raise _Asked(TOO_MANY_CONNECTIONS, "Too many pages watch this gateway. Close one.")
         return StreamingResponse(
             self._parts.live.events(render),
