@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from fairshare.gateway.listening import bound_to, listening_socket
 from fairshare.gateway.options import Address
 from fairshare.workers import LONG_LIFE_SECONDS, LONGEST_PAUSE_SECONDS, Restarts
@@ -98,6 +100,19 @@ def test_workers_that_are_killed_together_again_and_again_are_started_again(tmp_
         rest = process.stderr.read()
         assert "no worker could start" not in rest
         assert process.wait() == 0
+
+
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with serve(tmp_path, "store: none") as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "set TMPDIR to a shorter one" in said
+    assert "Traceback" not in said
 
 
 def children(process: int, count: int) -> list[int]:

@@ -50,6 +50,10 @@ SPARE_SECONDS = 10.0
 """Beyond the drain's limit, before a worker that does not end is killed."""
 
 
+LONGEST_FOLDER = 80
+"""Characters: a Unix socket's name has 107 at most, and the workers' are below this folder."""
+
+
 @dataclass(slots=True)
 class Restarts:
     """When a worker that died is started again. Pure."""
@@ -160,6 +164,11 @@ class Workers:
             listening_socket(self._settings.gateway.admin.address, purpose="the admin port") as admin_socket,
         ):
             self._folder = Path(folder)
+            if len(folder) > LONGEST_FOLDER:
+                raise OperatorError(
+                    f"the folder for temporary files is too long for the names of the workers' sockets ({folder}); set "
+                    "TMPDIR to a shorter one"
+                )
             secret = self._folder / SECRET_FILE
             secret.touch(mode=0o600)
             secret.write_bytes(secrets.token_bytes(32))
