@@ -156,7 +156,7 @@ def test_a_server_whose_receive_fails_as_the_turn_comes_frees_the_slot() -> None
 
         async def send(message: Any) -> None: ...
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+        scope: Any = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
         waiting = asyncio.ensure_future(site.app(scope, receive, send))
         await settle()
         running.task.cancel()
