@@ -80,3 +80,20 @@ def test_a_phantom_of_whole_slots_leaves_the_turn_free() -> None:
     assert within_share(queue, "y", 1) == 1
     adopt(queue, "stranger", 3, Standing.BORROWING)
     assert within_share(queue, "z", 1) == 1
+
+
+def test_phantoms_of_a_team_that_owns_whole_slots_only_hold_no_turn() -> None:
+    queue = queue_of_four(Clock())
+    queue.pool.add_phantoms("x", 3, until=10.0)
+    adopt(queue, "stranger", 3, Standing.BORROWING)
+    assert within_share(queue, "z", 1) == 1
+
+
+def test_phantoms_of_several_teams_hold_a_turn_each() -> None:
+    shares = {"p": "1/5", "q": "1/5", "r": "3/10", "s": "3/10"}  # of two slots nobody owns a whole one: two turns
+    queue = HoldQueue(
+        Pool("pool", 2, shares, None, clock=Clock()), instances=[Instance(id="e0", part_slots=2, seats=4)]
+    )
+    queue.pool.add_phantoms("p", 1, until=10.0)
+    queue.pool.add_phantoms("q", 1, until=10.0)
+    assert within_share(queue, "r", 1) == 0
