@@ -16,7 +16,7 @@ from fairshare.gateway.ledger import BATCH_RECORDS, RETENTION_SECONDS, Ledger, N
 from fairshare.gateway.ports import Outcome, RequestRecord
 from fairshare.storage.accounts import AccountStore, KeyRow
 from fairshare.storage.address import SqliteFile
-from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
 from fairshare.storage.ledger import LedgerRow, LedgerStore, UsageRow
 from gateway.rig import FakeClock
 
@@ -84,6 +84,13 @@ async def until(holds: Callable[[], bool]) -> None:
     """Waits for the database, which works on a thread of its own and in its own time."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+
+
+def replace(path: Path, content: bytes | None = None) -> None:
+    """Deletes the file, and puts another one in its place."""
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
 
 
 def rows_of(path: Path) -> int:
@@ -319,3 +326,53 @@ def test_months_that_are_old_enough_are_rolled_up(path: Path) -> None:
         assert [row.request_id for row in await site.written()] == ["r2"]
 
     run(main)
+
+
+@pytest.mark.parametrize("other_file", [False, True], ids=["deleted", "replaced"])
+def test_a_store_whose_file_goes_is_noticed_and_the_file_that_is_there_then_goes_on(
+    path: Path, migrated_file: Path, caplog: pytest.LogCaptureFixture, other_file: bool
+) -> None:
+    other = migrated_file.read_bytes() if other_file else None
+
+    async def main() -> None:
+        site = Site(path, batch_seconds=1e6)
+        await site.ledger.start()
+        site.pool.charge("red", 8.0)
+        site.ledger.finished(record(1))
+        await site.ledger.flush()
+        replace(path, other)
+        site.ledger.finished(record(2))
+        with pytest.raises(StoreReplaced) as raised:
+            await site.ledger.flush()
+        site.ledger._failed(raised.value)  # pyright: ignore[reportPrivateUsage]
+        assert not site.ledger.counts().store_is_up
+        assert "1 records of requests that this gateway had written" in caplog.text
+        await site.ledger.flush()
+        assert site.ledger.counts().store_is_up
+        assert "restore a backup" in (site.ledger.finding() or "")
+        assert [row.request_id for row in await site.written()] == ["r2"]
+        assert [error.levelname for error in caplog.records].count("ERROR") == 1
+        replace(path)
+        site.ledger.finished(record(3))
+        await site.ledger.stop()
+        assert [row.request_id for row in await site.written()] == ["r3"]
+        again = Site(path)
+        await again.ledger.start()
+        assert again.pool.usage()[0]["red"] == pytest.approx(8.0)
+        await again.ledger.stop()
+
+    run(main)
+
+
+def test_a_deleted_file_is_noticed_without_a_record_to_write_and_is_made_anew(path: Path) -> None:
+    async def main() -> None:
+        site = Site(path, batch_seconds=0.001)
+        await site.ledger.start()
+        await until(lambda: site.ledger.counts().store_is_up)
+        replace(path)
+        await until(lambda: site.ledger.finding() is not None and site.ledger.counts().store_is_up)
+        assert rows_of(path) == 0
+        await site.ledger.stop()
+
+    run(main)
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -17,7 +17,7 @@ from fairshare.accounts.periods import months_to_roll_up, shown
 from fairshare.clock import Clock
 from fairshare.core.pool import Pool
 from fairshare.gateway.ports import LedgerCounts, Outcome, RequestRecord
-from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
 from fairshare.storage.ledger import LedgerRow, LedgerStore, Mark, UsageRow
 
 log = logging.getLogger("fairshare.ledger")
@@ -88,6 +88,8 @@ class Ledger:
         self._dropped_total = 0
         self._is_open = False
         self._failure: str | None = None
+        self._file_lost: str | None = None
+        """What went with a file of the store that was deleted or replaced while it was open."""
         self._many_wait = asyncio.Event()
         self._writing = asyncio.Lock()
         self._saved_usage: dict[tuple[str, str], UsageRow] = {}
@@ -114,6 +116,8 @@ class Ledger:
                 f"The account of requests is not being written ({self._failure}): {len(self._pending)} records wait in "
                 f"memory, at most {self._max_pending}{lost}. Requests are served; look at the store."
             )
+        if self._file_lost is not None:
+            return self._file_lost
         if self._dropped_total:
             return f"{self._dropped_total} records of requests were lost while the store was away; reports lack them."
         return None
@@ -154,7 +158,11 @@ class Ledger:
             await asyncio.gather(self._task, return_exceptions=True)
             try:
                 async with asyncio.timeout(LAST_WRITE_SECONDS):
-                    await self.flush()
+                    try:
+                        await self.flush()
+                    except StoreReplaced as error:
+                        self._failed(error)
+                        await self.flush()
             except (StoreUnavailable, TimeoutError):
                 if self._pending:
                     log.error(
@@ -172,7 +180,9 @@ class Ledger:
     async def flush(self) -> None:
         """Write everything that waits. Raises `StoreUnavailable`."""
         async with self._writing:
-            if not self._is_open:
+            if self._is_open:
+                self._database.examine_file()
+            else:
                 await self._open()
             while self._pending:
                 await self._write_batch()
@@ -182,6 +192,11 @@ class Ledger:
 
     async def _open(self) -> None:
         await self._database.migrate()
+        if self._file_lost is not None:
+            # The pools know better than whatever the file that is there now says of their usage.
+            await self._store.write((), self._usage_of_all(), {})
+            self._is_open = True
+            return
         self._saved_usage = {(row.pool, row.team): row for row in await self._store.usage()}
         self._is_open = True
         for pool in self._pools().values():
@@ -251,6 +266,14 @@ class Ledger:
             UsageRow(name, team, usage[name].get(team, 0.0), now) for name, team in sorted(charged) if name in usage
         ]
 
+    def _usage_of_all(self) -> list[UsageRow]:
+        now = self._wall()
+        return [
+            UsageRow(name, team, units, now)
+            for name, pool in self._pools().items()
+            for team, units in sorted(pool.usage()[0].items())
+        ]
+
     def _row(self, record: RequestRecord, number: int) -> LedgerRow:
         names = self._names(record.key_id)
         arrived_at = record.arrived_at
@@ -293,7 +316,15 @@ class Ledger:
         )
 
     def _failed(self, error: StoreUnavailable) -> None:
-        if self._failure is None:
+        if isinstance(error, StoreReplaced) and self._is_open:
+            self._is_open = False
+            self._file_lost = (
+                f"{str(error)[0].upper()}{str(error)[1:]}: what was in it is lost, {self._first_number} records of "
+                "requests that this gateway had written, and its accounts, keys and leases; usage in memory is kept. "
+                "The file that is there now goes on. To get the old one back, stop the gateway and restore a backup."
+            )
+            log.error("%s %d records wait in memory; requests are served.", self._file_lost, len(self._pending))
+        elif self._failure is None:
             log.error("%s; records of requests wait in memory, requests are served.", error)
         self._failure = str(error)
 

@@ -37,6 +37,10 @@ class StoreUnavailable(TryElsewhere):
     """The store cannot be reached, is full, locked or broken now; a later try may succeed."""
 
 
+class StoreReplaced(StoreUnavailable):
+    """The SQLite file was deleted, moved away or replaced while it was open. `migrate` goes on with what is there."""
+
+
 class Fit(StrEnum):
     """What the tables of a store are to this version."""
 
@@ -59,6 +63,10 @@ class Database:
         self.address = address
         self._patience_seconds = patience_seconds
         self._engine = _engine(address)
+        self._file: tuple[int, int] | None = None
+        """Which SQLite file was opened: its device and inode. It keeps them while a connection has it open."""
+        self._beside: dict[Path, tuple[int, int] | None] = {}
+        """The files that SQLite keeps beside it, as they were last seen."""
 
     @property
     def engine(self) -> AsyncEngine:
@@ -84,7 +92,14 @@ class Database:
             StoreTooNew: it was migrated by a newer version that did more than add to it.
         """
         if isinstance(self.address, SqliteFile):
+            if self._file is not None and _identity(self.address.path) != self._file:
+                for path, identity in self._beside.items():
+                    # SQLite would replay a log that belongs to the file that is gone into the one that is there now.
+                    if identity is not None and _identity(path) == identity:
+                        path.unlink(missing_ok=True)
+                await self._engine.dispose()  # its connections write into a file that nobody finds any more
             _create_private(self.address.path)
+            self._file = _identity(self.address.path)
         async with self.reading() as connection:
             if (await connection.run_sync(fit))[0] is Fit.READY:
                 return
@@ -93,12 +108,28 @@ class Database:
                 await connection.exec_driver_sql(f"select pg_advisory_xact_lock({_MIGRATION_LOCK})")
             await connection.run_sync(_upgrade, str(self.address))
 
+    def examine_file(self) -> None:
+        """SQLite itself does not notice, and goes on writing into a file without a name.
+
+        Raises:
+            StoreReplaced: another file is in the place of the one that was opened, or none.
+        """
+        if self._file is None or not isinstance(self.address, SqliteFile):
+            return
+        found = _identity(self.address.path)
+        if found != self._file:
+            what = "deleted" if found is None else "replaced by another file"
+            raise StoreReplaced(f"the store {self.address} was {what} while it was open")
+        beside = (self.address.path.with_name(self.address.path.name + end) for end in ("-wal", "-shm"))
+        self._beside = {path: _identity(path) for path in beside}
+
     async def close(self) -> None:
         await self._engine.dispose()
 
     @asynccontextmanager
     async def _transaction(self, *, write: bool, patience_seconds: float | None) -> AsyncGenerator[AsyncConnection]:
         try:
+            self.examine_file()
             async with asyncio.timeout(patience_seconds or self._patience_seconds):
                 async with self._engine.connect() as connection:
                     await connection.execution_options(fairshare_write=write)
@@ -107,6 +138,8 @@ class Database:
                         await connection.execution_options(isolation_level="REPEATABLE READ")
                     async with connection.begin():
                         yield connection
+            if write:
+                self.examine_file()
         except TimeoutError:
             raise StoreUnavailable(f"the store {self.address} did not answer in time") from None
         except (SQLAlchemyError, OSError) as error:
@@ -189,6 +222,15 @@ def _create_private(path: Path) -> None:
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise StoreUnavailable(f"the store {path} cannot be written ({reason})") from None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is at a path; None: there is none, or it cannot be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _revision(connection: Connection) -> str | None:
