@@ -61,14 +61,17 @@ class Load:
 
 
 @contextmanager
-def load(urls: list[str], key: str, *, clients: int, tokens: int = 20) -> Iterator[Load]:
-    """So many clients that stream one answer after the other, until the end of the block."""
+def load(urls: list[str], key: str, *, clients: int, tokens: int = 20, keep_alive: bool = False) -> Iterator[Load]:
+    """So many clients that stream one answer after the other, until the end of the block.
+
+    `keep_alive`: each over one connection as long as the gateway keeps it open; else each request has its own.
+    """
     result, stop = Load(), threading.Event()
 
     def client(number: int) -> None:
         url = urls[number % len(urls)]
         # No retries: what fails is seen.
-        with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as http:
+        with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=int(keep_alive))) as http:
             api = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
             while not stop.is_set():
                 try:

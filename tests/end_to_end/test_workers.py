@@ -93,17 +93,22 @@ def test_workers_are_replaced_without_a_failed_request_and_without_degraded_time
 ) -> None:
     here = site(tmp_path, engine)
     with started(lambda: serving(here)) as gateway:
-        with load([gateway.url], here.keys["search"], clients=10) as flood:
-            eventually(lambda: flood.completed > 10, "load")
+        with (
+            load([gateway.url], here.keys["search"], clients=6) as flood,
+            load([gateway.url], here.keys["search"], clients=6, keep_alive=True) as kept,
+            load([gateway.url], here.keys["ads"], clients=6, tokens=1, keep_alive=True) as short,
+        ):
+            eventually(lambda: min(flood.completed, kept.completed, short.completed) > 10, "load")
             old = workers(gateway)
             gateway.signal(signal.SIGUSR2)
             gateway.line(gateway.err, "Every worker was replaced")
             assert not set(old) & set(workers(gateway))
-            before = flood.completed
-            eventually(lambda: flood.completed > before + 10, "load after it")
-        assert not flood.failures
+            before = kept.completed
+            eventually(lambda: kept.completed > before + 10, "load after it")
+        assert not flood.failures + kept.failures + short.failures
         assert gateway.metric("fairshare_degraded_requests_total") == 0
         assert gateway.metric("fairshare_worker_deaths_total") == 0
         # What the old ones had counted is not lost.
-        assert gateway.metric("fairshare_requests_total{") == flood.completed
+        done = flood.completed + kept.completed + short.completed
+        assert gateway.metric("fairshare_requests_total{") == done
         assert gateway.pool()["replication"]["epoch"] > 1

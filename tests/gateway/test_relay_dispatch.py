@@ -180,15 +180,75 @@ def test_draining_lets_streams_finish_and_refuses_what_is_new() -> None:
                 lambda: rig.driver.counters.open_connections == 3 and any(c._reading for c in rig.port._connections)
             )
             draining = asyncio.create_task(rig.port.drain(30.0))
-            assert await idle.at_end()
-            await kept_alive.send(b"}")
+            await asyncio.sleep(0)
             with pytest.raises(OSError):
                 await rig.client()
+            rig.later(1.0)
+            assert await idle.at_end()
+            rig.engine.scripts = [sends(answer(completion()))]
+            await kept_alive.send(b"}")
+            reply = await kept_alive.read()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            assert await kept_alive.at_end()
             go.set()
             assert await streaming.read_chunk() == event("a")
             assert await streaming.read_chunk() == DONE
+            assert await streaming.read_chunk() == b""
+            await rig.kept.wait(2)
+            assert not draining.done()  # the client was not told that its connection closes: it may ask once more
+            rig.later(1.0)
             await draining
-            assert rig.records[-1].outcome is Outcome.COMPLETED
+            assert await streaming.at_end()
+            assert [record.outcome for record in rig.records] == [Outcome.COMPLETED] * 2
+
+    run(main)
+
+
+def test_requests_that_are_on_their_way_when_a_drain_begins_are_served_and_their_answers_close() -> None:
+    async def main() -> None:
+        async with Rig.started() as rig:
+            go = asyncio.Event()
+
+            async def waits(asked: Asked, wire: Wire) -> None:
+                await wire.send(STREAM_HEAD, chunk(event("a")))
+                await go.wait()
+                await wire.send(chunk(DONE) + END)
+
+            rig.engine.scripts = [sends(answer(completion())), waits]
+            idle, streaming, lists = [await rig.client() for _ in range(3)]
+            await idle.send(request_bytes())
+            assert "connection" not in (await idle.read()).headers
+            await ask_and_wait(rig, streaming, 2, body=STREAM)
+            await streaming.read_head()
+            draining = asyncio.create_task(rig.port.drain(30.0))
+            await asyncio.sleep(0)
+            rig.later(0.9)
+            rig.engine.scripts = [sends(answer(completion()))] * 2
+            for client in (idle, lists):
+                await client.send(request_bytes() if client is idle else request_bytes("/v1/models", method="GET"))
+                reply = await client.read()
+                assert (reply.status, reply.headers["connection"]) == (200, "close")
+                assert await client.at_end()
+            go.set()
+            assert await streaming.read_chunk() == event("a")
+            assert await streaming.read_chunk() == DONE
+            assert await streaming.read_chunk() == b""
+            rig.later(0.9)  # longer than the grace since the drain began, but not since this answer
+            await streaming.send(request_bytes())
+            reply = await streaming.read()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            await draining
+
+    run(main)
+
+
+def test_idle_connections_do_not_hold_up_a_drain_beyond_its_limit() -> None:
+    async def main() -> None:
+        async with Rig.started() as rig:
+            idle = await rig.client()
+            await rig.until(lambda: rig.driver.counters.open_connections == 1)
+            await rig.port.drain(0.01)
+            assert await idle.at_end()
 
     run(main)
 
@@ -217,14 +277,14 @@ def test_what_does_not_finish_while_draining_is_told_so_and_released() -> None:
     run(main)
 
 
-def test_a_request_on_a_kept_alive_connection_is_refused_while_draining() -> None:
+def test_a_request_on_a_kept_alive_connection_is_refused_after_the_drain() -> None:
     async def main() -> None:
         async with Rig.started() as rig:
             rig.engine.scripts = [forever]
             running = await rig.client()
             await ask_and_wait(rig, running, 1)
             pipelined = await rig.client()
-            rig.port.draining = True
+            rig.port.refusing = True
             await pipelined.send(request_bytes())
             reply = await pipelined.read()
             assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "shutting_down", "1")

@@ -61,6 +61,10 @@ READ_AHEAD_BYTES = 1 << 20
 KEEP_ALIVE_SECONDS = 75.0
 """How long a connection may wait for its next request."""
 
+DRAIN_GRACE_SECONDS = 1.0
+"""How long an idle connection stays open while the gateway drains: its next request may be on its way already, and to
+close then would fail it (RFC 9112, 9.6). An answer that says `connection: close` needs no such time."""
+
 BODY_IDLE_SECONDS = 60.0
 """How long a client may pause while it sends a body."""
 
@@ -366,10 +370,12 @@ class ClientConnection(asyncio.Protocol):
         if not current.complete:
             # The rest of its body is of no use any more, and the next request is behind it.
             self._linger()
-        elif not keep_alive or self._port.draining:
+        elif not keep_alive or self._port.refusing:
             self._close()
         else:
-            self._heard_at = self._port.driver.coarse.now
+            # While it drains: the head of this answer was sent before, and the client may count on the connection.
+            driver = self._port.driver
+            self._heard_at = driver.clock() if self._port.draining else driver.coarse.now
             if self._ready or self._backlog or self._reading is not None or self._broken:
                 self._advance()
 
@@ -394,6 +400,10 @@ class ClientConnection(asyncio.Protocol):
             )
         )
         self.answered(keep_alive=keep_alive)
+
+    @property
+    def is_last_answer(self) -> bool:
+        return self._port.draining
 
     def break_off(self) -> None:
         self._current = self._exchange = None
@@ -420,7 +430,12 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def drain(self) -> None:
+    @property
+    def may_ask(self) -> bool:
+        """Whether a request may still come that nobody told the client not to send."""
+        return self._current is None and not self._closing and not self._write_blocked
+
+    def end(self) -> None:
         """Close as soon as nothing is being served."""
         if self._current is None and not self._ready and not self._closing:
             self._close()
@@ -443,7 +458,8 @@ class ClientConnection(asyncio.Protocol):
             if silent_seconds > LINGER_SECONDS:
                 self.abort()
         elif reading is None:
-            if silent_seconds > KEEP_ALIVE_SECONDS:
+            drained_seconds = self._port.drained_seconds(now)
+            if silent_seconds > KEEP_ALIVE_SECONDS or min(silent_seconds, drained_seconds) >= DRAIN_GRACE_SECONDS:
                 self._close()
         elif not reading.head_complete:
             if now - reading.arrived_at > self._port.limits.header_timeout_seconds:
@@ -695,7 +711,9 @@ class DataPort:
         self.admission = admission
         self.limits = limits or Limits()
         self.counters = driver.counters
-        self.draining = False
+        self._draining_since: float | None = None
+        self.refusing = False
+        """It has drained: what still comes is answered `shutting_down`."""
         self.descriptors_allow = sys.maxsize
         """As many connections as the process may have open files for."""
         self._sweep_seconds = sweep_seconds
@@ -706,6 +724,8 @@ class DataPort:
         self._all_closed.set()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._swept = asyncio.Event()
+        """Set for a moment after each sweep."""
         self._id_prefix = secrets.token_hex(8)
         self._next_number = 0
         self._started_wall_at = int(driver.wall())
@@ -734,25 +754,39 @@ class DataPort:
         """A reload changed the limits. (Keys are switched in the directory, pools in the driver.)"""
         self.limits = limits
 
+    @property
+    def draining(self) -> bool:
+        return self._draining_since is not None
+
+    def drained_seconds(self, now: float) -> float:
+        """How long it has been draining; 0: it is not."""
+        return 0.0 if self._draining_since is None else now - self._draining_since
+
     async def drain(self, limit_seconds: float) -> None:
         """Stop accepting, let what has been accepted finish, and after `limit_seconds` end what is left.
 
-        What is held goes on being sent while it drains. What is left at the end is answered `shutting_down`, or its
-        stream ends with that error; every grant is released. Then clients get a moment to read what was written.
+        What is held goes on being sent while it drains. A client may have sent a request that is still on its way: it
+        is served, and its answer says that the connection closes. What is left at the end is answered `shutting_down`,
+        or its stream ends with that error; every grant is released. Then clients get a moment to read what was written.
         """
-        self.draining = True
+        self._draining_since = self.driver.clock()
         if self._server is not None:
             self._server.close()
-        for connection in tuple(self._connections):
-            connection.drain()
         try:
             async with asyncio.timeout(limit_seconds):
                 await self.driver.wait_until_all_ended()
+                while any(connection.may_ask for connection in self._connections):
+                    await self._swept.wait()
+                    await self.driver.wait_until_all_ended()
         except TimeoutError:
-            log.warning("%d requests did not finish within %g s of draining", self.driver.open_requests, limit_seconds)
+            if self.driver.open_requests:
+                log.warning(
+                    "%d requests did not finish within %g s of draining", self.driver.open_requests, limit_seconds
+                )
+        self.refusing = True
         self.driver.fail_all(SHUTTING_DOWN, "The gateway is shutting down. Try again.")
         for connection in tuple(self._connections):
-            connection.drain()
+            connection.end()
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self._all_closed.wait()
@@ -761,7 +795,7 @@ class DataPort:
 
     async def close(self) -> None:
         """Close everything at once. Afterwards no connection is open and nothing is in flight."""
-        self.draining = True
+        self.refusing = True
         if self._timer is not None:
             self._timer.cancel()
         if self._server is not None:
@@ -778,6 +812,8 @@ class DataPort:
         now = self.driver.coarse.now
         for connection in tuple(self._connections):
             connection.sweep(now)
+        self._swept.set()
+        self._swept.clear()
 
     def _sweep_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._sweep_and_again)
@@ -887,7 +923,7 @@ class DataPort:
         identity = incoming.identity = self.directory.find(incoming.key_sha256)
         if identity is None:
             raise self._wrong_key(client.address)
-        if self.draining:
+        if self.refusing:
             raise RequestProblem(SHUTTING_DOWN, "The gateway is shutting down. Try again.")
         found = incoming.found
         assert found is not None

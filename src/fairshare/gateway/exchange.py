@@ -66,6 +66,11 @@ ENGINE_ERROR = "engine_error"
 class ClientSide(Protocol):
     """The client of one request."""
 
+    @property
+    def is_last_answer(self) -> bool:
+        """Whether an answer that begins now must say that the connection closes after it."""
+        ...
+
     def write(self, data: bytes) -> None:
         """More of the answer."""
         ...
@@ -615,6 +620,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             body = chunk(body)
         else:
             self.keep_alive = False  # the end of the connection is the end of the body
+        if self.client.is_last_answer:
+            self.keep_alive = False
         if not self.keep_alive:
             framing += b"connection: close\r\n"
         elif not self.http_1_1:
