@@ -54,7 +54,7 @@ from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec, TracingSpec
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.replication import ReplicaSpec, Replication
-from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, RELOAD, Parent, WorkerSeat
+from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, HEAR_ENDED, RELOAD, Parent, WorkerSeat, replica_name
 from fairshare.gateway.state_dump import DumpParts, StateDump, written
 from fairshare.gateway.status import BudgetStatus, PoolStatus, pool_status
 from fairshare.gateway.status_api import StatusApi, StatusParts
@@ -116,7 +116,13 @@ async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat
     loop.add_signal_handler(signal.SIGUSR1, gateway.dump)
     parent: Parent | None = None
     if seat is not None:
-        hears = {DRAIN: ending.set, END_AT_ONCE: at_once.set, RELOAD: reload_wanted.set, DUMP: gateway.dump}
+        hears = {
+            DRAIN: ending.set,
+            END_AT_ONCE: at_once.set,
+            RELOAD: reload_wanted.set,
+            DUMP: gateway.dump,
+            HEAR_ENDED: gateway.hear_ended,
+        }
         parent = Parent(seat, hears)
 
     try:
@@ -362,6 +368,7 @@ class Gateway:
             self._metrics.configure(spec)
             if self._replication is not None:
                 await self._replication.start()
+                self.hear_ended()
             for pool_spec in _fallbacks_first(spec.pools):
                 self._add(pool_spec)
             if self._replication is not None:
@@ -411,6 +418,11 @@ class Gateway:
         admin_socket = listening_socket(self._spec.admin.address, purpose="the admin port")
         self.admin_at = bound_to(admin_socket)
         return admin_socket
+
+    def hear_ended(self) -> None:
+        """Workers of this machine have ended, as the parent saw."""
+        if self._seat is not None and self._replication is not None:
+            self._replication.ended(self._seat.ended)
 
     async def drain(self) -> None:
         """Accept nothing more, and let what was accepted finish, up to the limit of the configuration."""
@@ -678,7 +690,7 @@ class Gateway:
         """Shares the pools with other workers of this machine, or with other machines; None: it serves alone."""
         if seat is None and spec.replicas is None:
             return None
-        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        name = replica_name(os.getpid(), secrets.token_hex(4) if seat is None else seat.token)
         if spec.replicas is not None:
             assert spec.store is not None, "the configuration says so"
             listen, advertise, secret = spec.replicas.listen, spec.replicas.advertise, spec.replicas.secret

@@ -33,7 +33,22 @@ from fairshare.gateway.machine import MachineAdmin, Member, WorkerSilent, fetche
 from fairshare.gateway.merged import PoolJson, Totals, deciding_workers
 from fairshare.gateway.metrics import WORKER_DEATHS, WORKERS
 from fairshare.gateway.options import Address
-from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, RELOAD, SEAT_VARIABLE, SECRET_FILE, WorkerSeat
+from fairshare.gateway.replication import REMEMBERED_ENDS
+from fairshare.gateway.seat import (
+    DRAIN,
+    DUMP,
+    END_AT_ONCE,
+    ENDED_FILE,
+    HEAR_ENDED,
+    LEASES_FILE,
+    RELOAD,
+    SEAT_VARIABLE,
+    SECRET_FILE,
+    WorkerSeat,
+    replica_name,
+)
+from fairshare.storage.address import SqliteFile
+from fairshare.storage.database import Database, StoreTooNew, StoreUnavailable
 
 log = logging.getLogger("fairshare.workers")
 
@@ -130,6 +145,7 @@ class Workers:
         self._deciding: list[str] = []
         """Names of workers that decide for pools, as they were polled last."""
         self._ended = Totals()
+        self._ended_replicas: list[str] = []
         self._ending = False
         self._ever_ready = False
         """Whether a worker could start with this configuration at all; from then on whoever dies is started again."""
@@ -172,6 +188,7 @@ class Workers:
             secret = self._folder / SECRET_FILE
             secret.touch(mode=0o600)
             secret.write_bytes(secrets.token_bytes(32))
+            await self._migrate()
             admin_at = bound_to(admin_socket)
             admin_serves = asyncio.create_task(self._admin.run_on(admin_socket.dup()))
             # Sockets that are shared would join those of another gateway that listens there; one that is not tells.
@@ -207,6 +224,18 @@ class Workers:
         if self._none_starts.is_set():
             raise OperatorError("no worker could start; what they logged says why")
         log.info("Ended.")
+
+    async def _migrate(self) -> None:
+        """Bring the store to what this version needs before several workers find it empty or old at once."""
+        store = self._settings.gateway.store
+        database = Database(SqliteFile(self._folder / LEASES_FILE) if store is None else store.address)
+        try:
+            await database.migrate()
+        except (StoreUnavailable, StoreTooNew) as error:
+            # The workers say so too, and know which of it they can do without.
+            log.debug("%s", error)
+        finally:
+            await database.close()
 
     async def _end_all(self) -> None:
         self._say_to_all(DRAIN)
@@ -286,6 +315,7 @@ class Workers:
             index=place.index,
             workers=len(self._places),
             name=name,
+            token=secrets.token_hex(4),
             folder=str(folder),
             listening=place.listening.fileno(),
             life=theirs.fileno(),
@@ -330,7 +360,17 @@ class Workers:
         last = worker.seat.last_metrics
         self._ended.add(last.read_text("utf-8") if last.exists() else worker.shown)
         shutil.rmtree(worker.seat.home, ignore_errors=True)
+        self._tell_ended(replica_name(worker.process.pid, worker.seat.token))
         worker.gone.set()
+
+    def _tell_ended(self, replica: str) -> None:
+        """Its sockets to engines are closed, so they abort what it ran: no owner keeps slots for it."""
+        self._ended_replicas = [*self._ended_replicas, replica][-REMEMBERED_ENDS:]
+        # Whole or not at all: a worker that starts may be reading it.
+        new = self._folder / f"{ENDED_FILE}.new"
+        new.write_bytes(msgspec.json.encode(self._ended_replicas))
+        new.replace(self._folder / ENDED_FILE)
+        self._say_to_all(HEAR_ENDED)
 
     async def _replace_whenever(self, wanted: asyncio.Event) -> None:
         while True:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,7 +32,7 @@ from fairshare.replicas.member import (
 )
 from fairshare.replicas.messages import VERSION, Asked, Codec, OnLink, Told
 from fairshare.replicas.peers import PeerAddress, PeerPort
-from fairshare.storage.database import Database, StoreUnavailable
+from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
 from fairshare.storage.leases import LeaseRow, LeaseStore
 
 log = logging.getLogger("fairshare.replicas")
@@ -47,6 +47,9 @@ FIRST_OWNER_SECONDS = 8.0
 """How long a replica that starts waits for somebody to own its pools: longer than a lease lasts."""
 
 
+REMEMBERED_ENDS = 256
+"""How many of the processes of a machine that ended by themselves are told to a new owner: the last ones."""
+
 SHOW_SECONDS = 1.0
 """How often a replica asks the owner on another machine what its pools look like."""
 
@@ -58,6 +61,10 @@ COUNTS = "counts"
 
 POOLS = "pools"
 """What is asked: the state of the pools of a lease, which is named. The answer is JSON of `PoolStatus`."""
+
+
+ENDED = "ended"
+"""What is told: the names (JSON) of replicas whose process has ended for certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +112,8 @@ class Replication:
         self._clock = clock
         self._router = Router(self._other)
         self._of_pool: dict[str, _Ports] = {}
+        self._ended: list[str] = []
+        """Replicas of this machine whose process has ended, the newest last."""
         self._links: dict[str, list[PeerLink[OnLink]]] = {}
         self._address = ""
         self._is_migrated = False
@@ -149,6 +158,8 @@ class Replication:
         self._router.add(member)
         for pool in settings:
             self._of_pool[pool] = ports
+        for replica in self._ended:
+            member.ended(replica)
         for peer in self._links:
             member.connected(peer)
         ports.tick()
@@ -162,6 +173,14 @@ class Replication:
         member = self._of_pool[pool].member
         parts = member.status().replicas if member.role is Role.DEGRADED else 1
         return member.queue(pool).pool, parts
+
+    def ended(self, replicas: Iterable[str]) -> None:
+        """These processes of this machine have ended, as their parent saw: nothing of theirs runs at an engine."""
+        news = [replica for replica in replicas if replica not in self._ended]
+        self._ended = [*self._ended, *news][-REMEMBERED_ENDS:]
+        self._take_ended(news)
+        for peer in self._links:
+            self._tell_ended(peer)
 
     async def wait_for_owners(self) -> None:
         """Until somebody decides for every pool, but not for ever: without a store there is nobody."""
@@ -223,8 +242,12 @@ class Replication:
             degraded_grants=status.degraded_grants_total,
             phantom_slots=status.phantom_slots,
             peers=sorted(self._links),
-            unreachable=[f"{address}: {why}" for address, why in self._port.failures.items()],
+            unreachable=self.unreachable(),
         )
+
+    def unreachable(self) -> list[str]:
+        """The peers that this replica dials in vain, and why."""
+        return [f"{address}: {why}" for address, why in self._port.failures.items()]
 
     def seen(self, pool: str) -> PoolStatus | None:
         """A pool as its owner on another machine sees it; None: it is owned here, or the owner is not heard of."""
@@ -241,6 +264,7 @@ class Replication:
         if len(links) == 1:
             self._router.connected(link.peer)
             self._tell_all_counts(link.peer)
+            self._tell_ended(link.peer)
             self._rearm()
 
     def disconnected(self, link: PeerLink[OnLink], reason: str) -> None:
@@ -253,6 +277,7 @@ class Replication:
         if links:
             self._router.connected(link.peer)
             self._tell_all_counts(link.peer)
+            self._tell_ended(link.peer)
         self._rearm()
 
     def received(self, link: PeerLink[OnLink], messages: list[OnLink]) -> None:
@@ -275,6 +300,8 @@ class Replication:
         """What members do not look into. A newer version may ask and tell more."""
         if message.about == COUNTS:
             self._hear_counts(peer, message.content)
+        if message.about == ENDED:
+            self._take_ended(msgspec.json.decode(message.content, type=list[str]))
         if message.about != POOLS:
             return
         if isinstance(message, Told):
@@ -284,6 +311,16 @@ class Replication:
         for member in self._router.members:
             if member.lease.encode() == message.content and member.owns:
                 self.send(peer, Told(message.number, POOLS, msgspec.json.encode(self._shown(member.pools))))
+
+    def _tell_ended(self, peer: str) -> None:
+        """The owner may be on another machine, where nobody else saw it."""
+        if self._ended:
+            self.send(peer, Told(0, ENDED, msgspec.json.encode(self._ended)))
+
+    def _take_ended(self, replicas: Iterable[str]) -> None:
+        for replica in replicas:
+            self._router.ended(replica)
+        self._rearm()
 
     async def _keep_counting(self, fleet: Fleet) -> None:
         while True:
@@ -345,6 +382,8 @@ class Replication:
             try:
                 answer = await self._carried_out(call)
             except StoreUnavailable as error:
+                if isinstance(error, StoreReplaced):
+                    self._is_migrated = False
                 log.debug("lease %s: %s", call.lease, error)
             except Exception:
                 # Members must go on, whatever one call runs into.
@@ -493,9 +532,10 @@ class _Ports:
         match role:
             case Role.DEGRADED:
                 log.error(
-                    "Nobody decides for %s who could be reached: this replica decides alone, over 1/%d of the slots, "
+                    "Nobody decides for %s who could be reached%s: this replica decides alone, over 1/%d of the slots, "
                     "until there is an owner again.",
                     pools,
+                    f" ({'; '.join(unreachable)})" if (unreachable := self._replication.unreachable()) else "",
                     status.replicas,
                 )
             case Role.NO_OWNER:

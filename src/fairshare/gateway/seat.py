@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,10 +18,15 @@ SECRET_FILE = "secret"
 LEASES_FILE = "leases.sqlite3"
 """In the machine's folder: where the workers keep their leases if no store is configured."""
 
+ENDED_FILE = "ended.json"
+"""In the machine's folder: the names of the replicas that its workers were, and that ended, the newest last."""
+
 DRAIN = b"d"
 END_AT_ONCE = b"e"
 RELOAD = b"r"
 DUMP = b"u"
+HEAR_ENDED = b"x"
+"""`WorkerSeat.ended` has one more."""
 READY = b"y"
 
 
@@ -33,6 +39,8 @@ class WorkerSeat(msgspec.Struct, frozen=True, kw_only=True):
     """How many places there are."""
     name: str
     """Tells it from those that had its place before."""
+    token: str
+    """Makes the name of its replica unlike any other ever."""
     folder: str
     """Of this worker; its parent is the machine's. For nobody else, and short: Unix sockets are in it."""
     listening: int
@@ -65,8 +73,26 @@ class WorkerSeat(msgspec.Struct, frozen=True, kw_only=True):
     def leases(self) -> Path:
         return self.home.parent / LEASES_FILE
 
+    @property
+    def ended(self) -> list[str]:
+        """Replicas whose process has ended, as the parent saw."""
+        path = self.home.parent / ENDED_FILE
+        return msgspec.json.decode(path.read_bytes(), type=list[str]) if path.exists() else []
+
+    def leave(self) -> None:
+        """Without a parent, which would do it: remove what is this worker's; the last one removes it all."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        machine = self.home.parent
+        if not any(path.is_dir() for path in machine.glob("*")):
+            shutil.rmtree(machine, ignore_errors=True)
+
     def encoded(self) -> str:
         return msgspec.json.encode(self).decode()
+
+
+def replica_name(pid: int, token: str) -> str:
+    """What this process is called among replicas; `token` is of this life of it."""
+    return f"{socket.gethostname()}-{pid}-{token}"
 
 
 def seat_in(environ: Mapping[str, str]) -> WorkerSeat | None:
@@ -79,7 +105,9 @@ class Parent:
     """A worker's line to its parent. If the parent is gone, the worker drains and ends."""
 
     def __init__(self, seat: WorkerSeat, hears: Mapping[bytes, Callable[[], None]]) -> None:
-        """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD` and `DUMP`."""
+        """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD`, `DUMP` and `HEAR_ENDED`."""
+        self._seat = seat
+        self._is_gone = False
         self._socket = socket.socket(fileno=os.dup(seat.life))
         os.close(seat.life)
         self._socket.setblocking(False)
@@ -90,8 +118,11 @@ class Parent:
         self._socket.send(READY)
 
     def close(self) -> None:
+        """This worker ends."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
+        if self._is_gone:
+            self._seat.leave()
 
     def _readable(self) -> None:
         try:
@@ -102,6 +133,7 @@ class Parent:
             said = b""
         if not said:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._is_gone = True
             said = DRAIN
         for word in said:
             self._hears[bytes((word,))]()

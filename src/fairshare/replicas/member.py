@@ -187,6 +187,8 @@ class Member:
         )
         self._queues = {pool: self._replica.queue(pool, queue) for pool, queue in settings.items()}
         self._linked: set[str] = set()
+        self._ended: set[str] = set()
+        """Replicas whose process has ended for certain; what it tells the owner that it becomes."""
         self._session_number = 0
         self._joined: str | None = None
         """The owner that it announced itself to."""
@@ -321,6 +323,15 @@ class Member:
             self._leave(now)
         self._finish(self._replica.settle())
 
+    def ended(self, replica: str) -> None:
+        """The process of that replica has ended for certain."""
+        if replica in self._ended:
+            return
+        self._ended.add(replica)
+        if self._owner is not None and self._keeper.decides(self._ports.clock()):
+            self._owner.ended(replica)
+        self._finish(self._replica.settle())
+
     def received(self, peer: str, envelope: Envelope) -> None:
         """A replica said something about this lease."""
         now = self._ports.clock()
@@ -394,6 +405,8 @@ class Member:
             now=now,
             decides_until=lambda: self._keeper.decides_until,
         )
+        for replica in self._ended:
+            owner.ended(replica)
         self._save_at = now
         self._loop = Session(self._name, 0)
         self._sessions = {}
@@ -545,6 +558,10 @@ class Router:
     def disconnected(self, peer: str) -> None:
         for member in self._members.values():
             member.disconnected(peer)
+
+    def ended(self, replica: str) -> None:
+        for member in self._members.values():
+            member.ended(replica)
 
     def received(self, peer: str, messages: Sequence[OnLink]) -> None:
         for message in messages:

@@ -160,6 +160,8 @@ class Owner:
         """Replica that is not connected → when it is certain that it will not come back with charges."""
         self._lost: dict[str, list[_Lost]] = {}
         """Replica → what it had in flight and has not announced again."""
+        self._ended: set[str] = set()
+        """Replicas whose process has ended for certain: nothing that they had in flight still runs."""
         self._gathers_until: float | None = now + options.gather_seconds
         self._missing: set[str] = set(estate.in_flight)
         """Replicas that the owner before knew, which have not announced themselves yet."""
@@ -208,7 +210,7 @@ class Owner:
         lost = self._lost.setdefault(session.replica, [])
         # All phantoms first: what ends below lets others go.
         for entry in session.entries.values():
-            if entry.place is _Place.SENT:
+            if entry.place is _Place.SENT and session.replica not in self._ended:
                 each = _Lost(entry.pool, entry.submitted.team, entry.submitted.slots, until)
                 lost.append(each)
                 self.queues[each.pool].pool.add_phantoms(each.team, each.slots, until)
@@ -221,6 +223,21 @@ class Owner:
         session.entries.clear()
         session.aborting.clear()
         session.outbox.clear()
+
+    def ended(self, replica: str) -> None:
+        """The process of a replica has ended, as whoever started it saw: the engines abort what it had in flight.
+
+        Which of its charges were counted stays known. A link to it that is still open says what it has to say.
+        """
+        if self._resigned:
+            return
+        self._ended.add(replica)
+        self._drop_phantoms(self._lost.pop(replica, ()))
+        for queue in self.queues.values():
+            self._route(queue.capacity_changed())
+        self._missing.discard(replica)
+        if self._gathers_until is not None and not self._missing:
+            self._gathered()
 
     def received(self, session: Session, messages: Sequence[Message], now: float) -> None:
         """Messages of a replica came, in order."""

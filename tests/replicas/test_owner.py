@@ -1,0 +1,71 @@
+"""The owner and replicas whose process has ended for certain."""
+
+from fairshare.core.decisions import DispatchQueue, Instance, Mode, Request
+from fairshare.core.dispatch import make_queue
+from fairshare.core.pool import Pool
+from fairshare.core.priority import Standing
+from fairshare.replicas.messages import Announce, Estate, LiveGrant, Submitted
+from fairshare.replicas.owner import Owner, OwnerOptions, Session
+
+
+def queue() -> DispatchQueue:
+    pool = Pool("chat", 4, {"search": "3/4", "ads": "1/4"}, 0.0, lambda: 0.0)
+    return make_queue(pool, Mode.HOLD, instances=[Instance(id="a", part_slots=4, seats=8)])
+
+
+def owner(estate: Estate) -> Owner:
+    return Owner(
+        epoch=2,
+        queues={"chat": queue()},
+        estate=estate,
+        options=OwnerOptions(longest_request_seconds=60.0),
+        now=0.0,
+        decides_until=lambda: 1e9,
+    )
+
+
+def in_flight_slots(decides: Owner) -> int:
+    return sum(each.in_flight for each in decides.queues["chat"].pool.snapshot())
+
+
+def phantom_slots(decides: Owner) -> int:
+    return decides.queues["chat"].pool.phantom_slots
+
+
+LEFT = Estate({"dead": 7, "silent": 3}, {"dead": {"chat": {"search": 2}}, "silent": {"chat": {"search": 1}}})
+
+
+def test_of_a_replica_that_has_ended_no_phantoms_stay_and_those_of_a_silent_one_do() -> None:
+    decides = owner(LEFT)
+    assert phantom_slots(decides) == 3
+    decides.ended("dead")
+    assert phantom_slots(decides) == 1
+    assert decides.legacy(0.0)[1].in_flight == {"silent": {"chat": {"search": 1}}}
+
+
+def test_which_charges_of_a_replica_that_has_ended_were_counted_stays_known() -> None:
+    decides = owner(LEFT)
+    decides.ended("dead")
+    assert decides.legacy(0.0)[1].counted["dead"] == 7
+
+
+def test_a_new_owner_does_not_wait_for_a_replica_that_has_ended() -> None:
+    decides = owner(LEFT)
+    decides.ended("dead")
+    assert decides.is_gathering
+    decides.ended("silent")
+    assert not decides.is_gathering
+
+
+def test_what_a_replica_that_has_ended_had_in_flight_is_free_when_its_link_is_gone_too() -> None:
+    decides = owner(Estate({}, {}))
+    for name, slots_left in (("dead", 0), ("silent", 1)):
+        session = Session(name, 1)
+        submitted = Submitted.of(Request("1", "search"), "chat")
+        grant = LiveGrant(submitted, "chat", "a", None, Standing.WITHIN_SHARE, True)
+        decides.received(session, [Announce(name, (), [grant], ())], 0.0)
+        if name == "dead":
+            decides.ended(name)
+        assert in_flight_slots(decides) == 1
+        decides.disconnected(session, 0.0)
+        assert (in_flight_slots(decides), phantom_slots(decides)) == (0, slots_left)
