@@ -9,7 +9,8 @@ import pytest
 from fairshare.core.decisions import HoldOptions, Mode
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.gateway.options import EmbeddedPool
-from fairshare.integrations.admission import Admission, Admitted, TurnedAway
+from fairshare.integrations.admission import Admission, Admitted, TooWide, TurnedAway
+from fairshare.wire.body import MAX_SLOTS
 from fairshare.wire.usage import Usage
 
 
@@ -161,5 +162,17 @@ def test_pass_never_waits_and_observe_says_no_priority() -> None:
         assert [(await passing.acquire("red")).priority for _ in range(3)] == [10, 10, 10]
         observing = Admission(pool(capacity=1, mode=Mode.OBSERVE))
         assert [(await observing.acquire("red")).priority for _ in range(3)] == [None, None, None]
+
+    run(main)
+
+
+@pytest.mark.parametrize("slots", [0, -1, MAX_SLOTS + 1, 10**30])
+def test_no_slots_and_more_than_a_request_may_ask_for_are_refused(slots: int) -> None:
+    async def main() -> None:
+        admission = Admission(pool())
+        with pytest.raises(TooWide, match=f"slots must be from 1 to 16384, got {slots}"):
+            await admission.acquire("red", slots=slots)
+        assert in_flight(admission) == admission.held == 0
+        (await admission.acquire("red", slots=MAX_SLOTS)).release()  # wider than C: it passes C by its width
 
     run(main)

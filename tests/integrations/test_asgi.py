@@ -18,7 +18,7 @@ from fairshare.wire.usage import Usage
 class Site:
     """One slot; the application waits for `gate` and answers with the body that it read."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: int) -> None:
         pool = EmbeddedPool(
             name="chat",
             capacity=1,
@@ -28,7 +28,7 @@ class Site:
         )
         self.admission = Admission(pool)
         self.gate = asyncio.Event()
-        self.app = FairshareMiddleware(self._serve, admission=self.admission, team=lambda scope: "red")
+        self.app = FairshareMiddleware(self._serve, admission=self.admission, team=lambda scope: "red", **options)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -182,5 +182,23 @@ def test_a_full_queue_is_answered_as_the_gateway_does_and_other_paths_pass() -> 
         other = Call(site, path="/v1/models")
         await asyncio.gather(other.task, *(one.task for one in running))
         assert other.sent[0]["headers"] == []
+
+    run(main)
+
+
+def test_of_a_body_whose_request_waits_no_more_is_kept_than_the_bound() -> None:
+    async def main() -> None:
+        site = Site(max_body_bytes=4)
+        first, large = Call(site), Call(site, b"12345")
+        await large.task
+        assert large.sent[0]["status"] == 413
+        error = json.loads(large.sent[1]["body"])["error"]
+        assert (error["code"], "max_body_bytes, 4 bytes" in error["message"]) == ("request_too_large", True)
+        fits = Call(site, b"1234")
+        await settle()
+        assert (site.in_flight, site.admission.held) == (1, 1)
+        site.gate.set()
+        await asyncio.gather(first.task, fits.task)
+        assert fits.sent[1]["body"] == b"1234"
 
     run(main)

@@ -230,3 +230,13 @@ def test_prompts_and_choices_take_a_slot_each() -> None:
         assert in_flight(at) == 6
 
     run(main)
+
+
+def test_more_choices_than_a_request_may_ask_for_are_refused_as_litellm_wants_it() -> None:
+    async def main() -> None:
+        at = hooks()
+        with pytest.raises(RuntimeError, match="slots must be from 1 to"):
+            await at.async_pre_call_hook(key(), None, chat(n=10**30), "acompletion")
+        assert in_flight(at) == 0
+
+    run(main)

@@ -23,7 +23,8 @@ from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.errors import TryElsewhere
 from fairshare.gateway.options import EmbeddedPool
-from fairshare.wire.problems import Problem, refusal_message, refusal_problem
+from fairshare.wire.body import MAX_SLOTS
+from fairshare.wire.problems import INVALID_REQUEST, Problem, refusal_message, refusal_problem
 from fairshare.wire.usage import CostWeights, Usage
 
 log = logging.getLogger("fairshare.integrations")
@@ -38,6 +39,12 @@ class TurnedAway(TryElsewhere):
         super().__init__(refusal_message(refused, pool=pool, team=team))
         self.problem: Problem = refusal_problem(refused.reason)
         self.retry_after_seconds = max(1, round(refused.retry_after_seconds))
+
+
+class TooWide(ValueError):
+    """A request asks for more sequences at once than any may, or for none."""
+
+    problem: Problem = INVALID_REQUEST
 
 
 class Admitted:
@@ -115,9 +122,15 @@ class Admission:
     ) -> Admitted:
         """Waits until the request may run. Cancelling gives its place up.
 
+        Args:
+            slots: sequences that it runs at once; more than C are fine, as in the gateway, to the same bound.
+
         Raises:
             TurnedAway: the queue is full, or it waited `longest_wait`.
+            TooWide: `slots` is below 1, or above what one request may ask for.
         """
+        if not 1 <= slots <= MAX_SLOTS:
+            raise TooWide(f"slots must be from 1 to {MAX_SLOTS}, got {slots}; split the request")
         request = Request(
             id=str(next(self._numbers)),
             team=team,

@@ -7,11 +7,18 @@ from collections.abc import Callable, Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairshare.core.priority import ServiceClass
+from fairshare.gateway.options import Limits
 from fairshare.integrations.admission import Admission, Admitted, TurnedAway
 from fairshare.wire.endpoints import Family
-from fairshare.wire.problems import error_body
+from fairshare.wire.problems import REQUEST_TOO_LARGE, Problem, error_body
 
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"})
+
+MAX_BODY_BYTES = Limits().max_body_bytes
+
+
+class _TooLarge(Exception):
+    """More of a body came, while its request waited, than is kept."""
 
 
 class FairshareMiddleware:
@@ -29,13 +36,20 @@ class FairshareMiddleware:
         team: Callable[[Scope], str],
         service_class: Callable[[Scope], ServiceClass] = lambda scope: ServiceClass.INTERACTIVE,
         paths: Collection[str] = GENERATING,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        """`team`: whose request it is, from what your authentication left in the scope. `paths`: which ones wait."""
+        """
+        Args:
+            team: whose request it is, from what your authentication left in the scope.
+            paths: which ones wait.
+            max_body_bytes: how much of the body is kept while a request waits; more is refused, 413.
+        """
         self._app = app
         self._admission = admission
         self._team = team
         self._service_class = service_class
         self._paths = frozenset(paths)
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
@@ -45,7 +59,12 @@ class FairshareMiddleware:
         try:
             admitted = await self._wait(scope, receive, early)
         except TurnedAway as turned_away:
-            await _answer(turned_away, send)
+            retry_after = (b"retry-after", b"%d" % turned_away.retry_after_seconds)
+            await _answer(send, turned_away.problem, str(turned_away), retry_after)
+            return
+        except _TooLarge:
+            sentence = f"The body is longer than max_body_bytes, {self._max_body_bytes} bytes. Send less at once."
+            await _answer(send, REQUEST_TOO_LARGE, sentence)
             return
         if admitted is None:
             return
@@ -69,6 +88,7 @@ class FairshareMiddleware:
         waiting = asyncio.ensure_future(self._admission.acquire(self._team(scope), self._service_class(scope)))
         hearing: asyncio.Future[Message] | None = None
         admitted: Admitted | None = None
+        kept_bytes = 0
         try:
             await asyncio.sleep(0)
             while not waiting.done():
@@ -79,6 +99,9 @@ class FairshareMiddleware:
                     hearing = None
                     if early[-1]["type"] == "http.disconnect" and not waiting.done():
                         return None
+                    kept_bytes += len(early[-1].get("body", b""))
+                    if kept_bytes > self._max_body_bytes:
+                        raise _TooLarge
             admitted = waiting.result()
             return admitted
         finally:
@@ -102,11 +125,8 @@ def _headers(admitted: Admitted) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-async def _answer(turned_away: TurnedAway, send: Send) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"retry-after", b"%d" % turned_away.retry_after_seconds),
-    ]
-    body = error_body(Family.OPENAI, turned_away.problem, str(turned_away))
-    await send({"type": "http.response.start", "status": turned_away.problem.status, "headers": headers})
+async def _answer(send: Send, problem: Problem, sentence: str, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", b"application/json"), *more]
+    body = error_body(Family.OPENAI, problem, sentence)
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

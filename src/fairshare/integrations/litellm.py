@@ -15,18 +15,19 @@ from litellm.proxy._types import ProxyException  # pyright: ignore[reportMissing
 
 from fairshare.config import load_embedded
 from fairshare.gateway.options import EmbeddedSpec
-from fairshare.integrations.admission import TurnedAway
+from fairshare.integrations.admission import TooWide, TurnedAway
 from fairshare.integrations.litellm_hooks import Hooks
 
 
-def _refusal(turned_away: TurnedAway) -> Exception:
-    problem = turned_away.problem
+def _refusal(refused: TurnedAway | TooWide) -> Exception:
+    problem = refused.problem
+    later = {"retry-after": str(refused.retry_after_seconds)} if isinstance(refused, TurnedAway) else {}
     return ProxyException(  # pyright: ignore[reportUnknownVariableType]
-        message=str(turned_away),
+        message=str(refused),
         type=problem.type,
         param=None,
         code=problem.status,
-        headers={"retry-after": str(turned_away.retry_after_seconds)},
+        headers=later,
         openai_code=problem.code,
     )
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.options import EmbeddedSpec
-from fairshare.integrations.admission import Admission, Admitted, TurnedAway
+from fairshare.integrations.admission import Admission, Admitted, TooWide, TurnedAway
 from fairshare.wire.usage import Usage
 
 BYTES_PER_TOKEN = 4
@@ -79,7 +79,7 @@ class Hooks:
     """All pools of one LiteLLM process."""
 
     options: EmbeddedSpec
-    refusal: Callable[[TurnedAway], Exception]
+    refusal: Callable[[TurnedAway | TooWide], Exception]
     """Makes the exception that LiteLLM answers a refused request with."""
     admissions: dict[str, Admission] = field(init=False)
     """What clients call a model → its pool."""
@@ -139,8 +139,8 @@ class Hooks:
     ) -> Admitted:
         try:
             return await home.acquire(team, service_class, slots=slots, estimated_tokens=prompt_tokens)
-        except TurnedAway as turned_away:
-            raise self.refusal(turned_away) from turned_away
+        except (TurnedAway, TooWide) as refused:
+            raise self.refusal(refused) from refused
 
     # ------------------------------------------------------------------ after
 
