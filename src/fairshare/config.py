@@ -493,7 +493,9 @@ def _integer(place: _Place, lowest: int) -> int:
         raise place.invalid(
             f'must be written without a zero in front, found "{text}", which YAML 1.1 reads as an octal number'
         )
-    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < lowest:
+    if text.isascii() and text.isdigit() and len(text) > 15:
+        raise place.invalid(f'must be a whole number from {lowest} to {10**15 - 1}, found "{text[:80]}"')
+    if not text.isascii() or not text.isdigit() or int(text) < lowest:
         raise place.invalid(f'must be a whole number of at least {lowest}, written with digits only, found "{text}"')
     return int(text)
 

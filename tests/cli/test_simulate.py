@@ -73,7 +73,7 @@ def test_without_a_terminal_short_runs_say_nothing_on_the_way(scenario: Path) ->
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("words", [("nothing.yaml",), ("{}", "--policy", "lifo")])
+@pytest.mark.parametrize("words", [("nothing.yaml",), (".",), ("{}", "--policy", "lifo")])
 def test_what_is_wrong_is_one_sentence(words: tuple[str, ...], scenario: Path) -> None:
     from fairshare.errors import OperatorError
 
@@ -82,3 +82,4 @@ def test_what_is_wrong_is_one_sentence(words: tuple[str, ...], scenario: Path) -
     )
     assert isinstance(result.exception, OperatorError)
     assert "\n" not in str(result.exception)
+    assert "Errno" not in str(result.exception)

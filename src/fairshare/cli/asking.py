@@ -62,7 +62,7 @@ def fetch(admin: str, path: str, key: str | None, query: Mapping[str, str] | Non
 
     url = admin.rstrip("/") + path
     if not url.startswith(("http://", "https://")):
-        raise OperatorError(f'--admin must be an address such as {USUAL_ADMIN}, found "{url}"')
+        raise OperatorError(f'--admin must be an address such as {USUAL_ADMIN}, found "{admin}"')
     request = urllib.request.Request(f"{url}?{urllib.parse.urlencode(query)}" if query else url)
     if key:
         request.add_header("Authorization", f"Bearer {key}")

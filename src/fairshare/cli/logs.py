@@ -74,4 +74,6 @@ def configure(log_format: LogFormat, level: LogLevel, of_every_line: Mapping[str
     handler.setFormatter(LineFormatter(log_format, of_every_line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Its "Started server process" and the like say nothing that ours do not say better.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # Nor do alembic's "setup plugin" lines, at every start.
+    for library in ("uvicorn", "alembic"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -262,7 +262,8 @@ def load(path: Path) -> Scenario:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: cannot be read ({error}); check the path") from None
+        reason = (error.strerror or type(error).__name__).lower() if isinstance(error, OSError) else "not text"
+        raise ScenarioError(f"{path}: cannot be read ({reason}); give a scenario file") from None
     return parse(text, str(path))
 
 
