@@ -75,5 +75,5 @@ def configure(log_format: LogFormat, level: LogLevel, of_every_line: Mapping[str
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Its "Started server process" and the like say nothing that ours do not say better.
     # Nor do alembic's "setup plugin" lines, at every start.
-    for library in ("uvicorn", "alembic"):
+    for library in ("uvicorn", "alembic.runtime.plugins"):
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
