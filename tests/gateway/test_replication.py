@@ -34,7 +34,7 @@ OPTIONS = MemberOptions(
 class Side:
     """One replica of the pool `chat`, C = 4: search owns 3 slots, ads 1."""
 
-    def __init__(self, name: str, folder: Path, address: PeerAddress | None = None) -> None:
+    def __init__(self, name: str, folder: Path, address: PeerAddress | None = None, secret: bytes = b"s" * 32) -> None:
         self.name = name
         self.sent: dict[str, Send] = {}
         self.changed = asyncio.Event()
@@ -44,7 +44,7 @@ class Side:
                 name=name,
                 listen=address or PeerAddress("", 0, str(folder / f"{name}.sock")),
                 advertise=None,
-                secret=b"s" * 32,
+                secret=secret,
             ),
             database=Database(SqliteFile(folder / "store.sqlite3")),
             decided=lambda _, decisions: self.take(decisions),
@@ -175,6 +175,24 @@ def test_an_owner_that_vanishes_is_replaced_when_its_lease_ends_and_meanwhile_re
             assert other.queue.pool.usage()[1]["search"] == 3
             other.end("goes on")
             other.end("alone")
+
+    run(main)
+
+
+def test_a_replica_that_decides_alone_says_why_it_reaches_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        owner, other = Side("owner", tmp_path), Side("other", tmp_path, secret=b"x" * 32)
+        await owner.start()
+        starting = asyncio.create_task(other.start())
+        why = "give every replica the same secret_file"
+        while not any("Nobody decides" in line and why in line for line in caplog.messages):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        assert any(why in each for each in other.replication.status("chat").unreachable)
+        for side in (other, owner):
+            await vanish(side)
 
     run(main)
 
