@@ -181,7 +181,8 @@ def test_a_flood_of_one_team_does_not_keep_the_other_from_what_it_owns(site: Sit
             return held_ms, borrowed
 
     held_ms, borrowed = asyncio.run(main())
-    assert borrowed == 4
+    # Its first four were within share; what follows one that ended while eight run is a borrower.
+    assert 4 <= borrowed <= 8
     assert max(held_ms) == 0
     eventually(lambda: all_is_over(site), "everything released")
 
