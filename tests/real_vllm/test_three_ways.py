@@ -94,5 +94,5 @@ def test_on_vllms_scheduler_class_the_simulator_gives_the_same_tokens_in_every_w
 
 def test_the_shares_agree_within_two_points_with_a_real_server_behind_the_gateway(on_the_server: Burst) -> None:
     found = on_the_server.b_shares[1:]
-    assert len(found) >= 3
+    assert len(found) >= 2, "a quick engine is through A's backlog early, but some windows must be compared"
     assert fmean(found) == pytest.approx(share_of_b(simulated()), abs=0.02)
