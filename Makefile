@@ -155,7 +155,7 @@ lock-vllm: ## renew requirements/vllm.txt from requirements/vllm.in (needs uv, a
 	$(addprefix --no-emit-package ,torch torchaudio torchcodec torchvision triton) -o requirements/vllm.txt
 
 # Debian packages that tests use beyond Python (as root). None is needed for the gateway itself.
-SYSTEM_PACKAGES := chromium systemd
+SYSTEM_PACKAGES := chromium iproute2 systemd
 # Only its programs are used: nothing that it recommends, and no service that its installation starts.
 WITHOUT_SERVICE := prometheus
 

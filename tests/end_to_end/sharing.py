@@ -99,6 +99,15 @@ def load(urls: list[str], key: str, *, clients: int, tokens: int = 20, keep_aliv
             thread.join(60)
 
 
+def most_running(engine: EngineProcess, seconds: float) -> int:
+    """The most requests that the engine ran at once, looked at for so long."""
+    most, deadline = 0, time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        most = max(most, int(engine.gauge("vllm:num_requests_running")))
+        time.sleep(0.02)
+    return most
+
+
 def workers(gateway: GatewayProcess) -> list[int]:
     """Its worker processes."""
     children: list[int] = []

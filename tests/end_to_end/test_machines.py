@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from end_to_end.processes import EngineProcess, GatewayProcess, eventually, started
-from end_to_end.sharing import load, site
+from end_to_end.sharing import load, most_running, site
 from end_to_end.test_store import backends
 from support.postgres import Postgres
 from support.relay import Relay
@@ -103,14 +103,6 @@ def _teams(config: Path) -> str:
 def machines(tmp_path: Path, engine: EngineProcess, postgres: Postgres) -> Iterator[Machines]:
     with ExitStack() as stack:
         yield Machines(tmp_path, engine, postgres, stack)
-
-
-def most_running(engine: EngineProcess, seconds: float) -> int:
-    most, deadline = 0, time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        most = max(most, int(engine.gauge("vllm:num_requests_running")))
-        time.sleep(0.02)
-    return most
 
 
 @pytest.mark.replicas

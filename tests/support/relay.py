@@ -10,9 +10,9 @@ MOST_CARRIED_BYTES = 1 << 20
 
 
 class Relay:
-    """Listens on loopback and passes bytes on to one place, on a thread of its own."""
+    """Listens and passes bytes on to one place, on a thread of its own."""
 
-    def __init__(self, target: tuple[str, int] | str) -> None:
+    def __init__(self, target: tuple[str, int] | str, *, listen: str = "127.0.0.1") -> None:
         """`target`: host and port, or the path of a Unix socket."""
         self._target = target
         self._is_cut = False
@@ -21,7 +21,7 @@ class Relay:
         """What went through, both ways; its last `MOST_CARRIED_BYTES`."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = socket.create_server((listen, 0))
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
