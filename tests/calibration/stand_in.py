@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.exposition import generate_latest
 
-from fairshare.calibration.measuring import Calibration, Limits, Plan, calibrate
+from fairshare.calibration.measuring import Calibration, Limits, Plan, Progress, calibrate
 from fairshare.calibration.target import EngineBusy, Served
 from fairshare.calibration.work import Workload
 from fairshare.engine.bodies import Refusal
@@ -85,6 +85,7 @@ def calibrated(
     queue: int | None = None,
     dies_at: float = float("inf"),
     beside: Callable[[EngineService], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> tuple[Calibration, StandIn]:
     """A whole calibration; `beside` may put others' load on the engine first."""
 
@@ -99,7 +100,7 @@ def calibrated(
         )
         loop = asyncio.get_running_loop()
         try:
-            return await calibrate(target, workload, plan, clock=loop.time), target
+            return await calibrate(target, workload, plan, clock=loop.time, progress=progress), target
         finally:
             stepping.cancel()
 

@@ -3,8 +3,9 @@
 import pytest
 
 from calibration.stand_in import calibrated
-from fairshare.calibration.measuring import Limits, Verdict
+from fairshare.calibration.measuring import Limits, Now, Verdict
 from fairshare.calibration.report import config_lines, sentences
+from fairshare.calibration.work import Mix
 from fairshare.engine.scheduler import SchedulerConfig
 from fairshare.engine.service import EngineService, Wanted
 from fairshare.engine.text import Script
@@ -46,8 +47,14 @@ def test_what_the_cache_holds_bounds_it_without_preemption() -> None:
 
 def test_cost_weights_are_what_a_token_takes_of_the_engine_at_that_concurrency() -> None:
     config = SchedulerConfig(max_num_seqs=16, prefix_caching=True, step_seconds=STEP, token_seconds=TOKEN)
+    seen: list[Now] = []
     made, _ = calibrated(
-        config, prompt=Lengths(low=150, high=250), output=Lengths(low=60, high=140), with_weights=True, gpus=2
+        config,
+        prompt=Lengths(low=150, high=250),
+        output=Lengths(low=60, high=140),
+        with_weights=True,
+        gpus=2,
+        progress=seen.append,
     )
     assert made.capacity == 16
     assert made.weights is not None
@@ -59,8 +66,19 @@ def test_cost_weights_are_what_a_token_takes_of_the_engine_at_that_concurrency()
     assert prompt.value == pytest.approx(2 * TOKEN, rel=0.05)
     assert completion.value == pytest.approx(2 * (TOKEN + STEP / 16), rel=0.05)
     assert cached.value < 0.1 * prompt.value
-    assert max(prompt.error / prompt.value, completion.error / completion.value) < 0.1
+    assert max(prompt.margin / prompt.value, completion.margin / completion.value) < 0.1
+    # A seat stays empty for a step between two requests: that is no cost of their prompts.
+    assert made.weights.request is not None
+    assert made.weights.request.value == pytest.approx(2 * STEP / 16, abs=made.weights.request.margin)
     assert config_lines(made)[0] == "capacity_per_instance: 16"
+
+    assert [now.what for now in seen if now.done == int(now.done)] == [
+        *(f"{concurrency} at once" for concurrency in (1, 2, 4, 8, 16, 32, 24, 20, 18, 17)),
+        *(f"16 at once, {mix}" for mix in Mix),
+    ]
+    assert [now.done for now in seen] == sorted(now.done for now in seen)
+    assert seen[-1].done < seen[-1].expected == 15
+    assert all(now.expected <= seen[0].expected for now in seen)
 
 
 def test_a_limit_that_one_request_already_breaks_leaves_no_capacity() -> None:

@@ -1,40 +1,66 @@
 """`fairshare calibrate` against a running stand-in engine."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from end_to_end.processes import EngineProcess, eventually, started
 
 CALIBRATE = (sys.executable, "-m", "fairshare", "calibrate")
 
 
-def test_it_finds_the_seats_and_a_ctrl_c_leaves_nothing_at_the_engine(tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    with started(lambda: EngineProcess("--max-num-seqs", "4", "--step-ms", "10", "--policy", "priority")) as engine:
-        lengths = ["--prompt", "20-40", "--output", "20-40", "--step", "1s", "--no-weights", "--json", str(out)]
+def test_it_finds_seats_and_costs_with_the_lengths_of_a_trace(tmp_path: Path) -> None:
+    out, trace, picture = tmp_path / "figures.json", tmp_path / "trace.csv", tmp_path / "figures.png"
+    rows = [f"2024-05-10 00:00:{second:02}.0,{10 + second},{second // 2}" for second in range(10, 50)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
+    options = ["--max-num-seqs", "4", "--step-ms", "10", "--token-us", "200", "--policy", "priority"]
+    with started(lambda: EngineProcess(*options)) as engine:
+        asked = ["--trace", str(trace), "--step", "600ms", "--max-concurrency", "5", "--json", str(out)]
         ended = subprocess.run(
-            [*CALIBRATE, engine.url, *lengths, "--max-concurrency", "8"],
+            [*CALIBRATE, engine.url, *asked, "--plot", str(picture)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=90,
             check=False,
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert json.loads(out.read_text())["capacity"] in (3, 4)  # a busy machine may make one of two steps look bad
+        found = json.loads(out.read_text())
+        assert found["capacity"] in (3, 4)  # a busy machine may make one of two steps look bad
+        # A step takes 10 ms and 200 us a token. Within 5 % on a quiet machine; seconds on a busy one tell less.
+        assert found["weights"]["completion"]["value"] == pytest.approx(0.0002 + 0.010 / found["capacity"], rel=0.25)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        # Nobody watches: a line for each step, and no bar.
+        assert "step 1 of at most 11: 1 at once" in ended.stderr
+        assert "\x1b" not in ended.stderr
+        # Prompts of the trace, 20 to 59 tokens, and a quarter of that.
+        mean = engine.gauge("vllm:request_prompt_tokens_sum") / engine.gauge("vllm:request_prompt_tokens_count")
+        assert 5 <= mean <= 59
 
-        running = subprocess.Popen(
-            [*CALIBRATE, engine.url, "--prompt", "20", "--output", "2000"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        eventually(lambda: not engine.is_idle, "the engine is being measured")
-        running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=30)
+
+def test_a_terminal_shows_a_bar_and_ctrl_c_leaves_nothing_at_the_engine() -> None:
+    with started(lambda: EngineProcess("--policy", "priority")) as engine:
+        screen, terminal = pty.openpty()
+        with os.fdopen(screen, "rb") as shown, os.fdopen(terminal, "wb") as err:
+            running = subprocess.Popen(
+                [*CALIBRATE, engine.url, "--prompt", "20", "--output", "2000"],
+                stdout=subprocess.PIPE,
+                stderr=err,
+                env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+            )
+            eventually(lambda: not engine.is_idle, "the engine is being measured")
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=30)
+            said = os.read(shown.fileno(), 1 << 16).decode()
         assert running.returncode == 1
+        assert "measuring 1 at once" in said
+        assert "━" in said
+        assert "step 1 of at most 20" in said
         assert "nothing of the measurement is left at the engine" in said
         assert engine.is_idle
 

@@ -1,13 +1,25 @@
-"""What windows of a loaded engine say of the cost of a token: non-negative least squares, and how sure it is."""
+"""What windows of a loaded engine say of the cost of a token: robust non-negative least squares, and how sure it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf, nan, sqrt
-from statistics import fmean
+from statistics import fmean, median
 
-LEAST_ROWS = 6
+LEAST_ROWS = 8
 """Fewer windows than twice the unknowns say nothing of their own spread."""
+
+KINDS = 4
+"""Unknowns at most: prompt, cached and completion tokens, and requests."""
+
+HUBER = 1.345
+"""Residuals beyond so many standard deviations pull with that strength only: 95 % as sharp as least squares where there
+is nothing but noise (Huber 1964), and a window in which the machine did something else does not decide."""
+
+REWEIGHTED = 10
+"""So many rounds; later ones change nothing that shows."""
+
+NORMAL_97_5 = 1.959964
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +31,16 @@ class Work:
     """Computed; without those from the prefix cache."""
     cached_tokens: int
     completion_tokens: int
+    requests: int
+    """That ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """GPU-seconds per token, and its standard error."""
+    """GPU-seconds per token (or request), and half of its 95 % confidence interval."""
 
     value: float
-    error: float
+    margin: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,42 +50,66 @@ class Weights:
     prompt: Weight | None
     cached: Weight | None
     completion: Weight | None
+    request: Weight | None
+    """What a request costs beside its tokens: its seat is empty until the next one comes, for a step of the engine at
+    least, and the engine has work with it. Left out, this would be taken for the cost of its prompt."""
 
 
 def fit_weights(rows: Sequence[Work], *, gpus: int) -> Weights | None:
-    """The weights w >= 0 that come closest to `gpus x seconds = w . tokens` over all rows, relative to their length.
+    """The weights w >= 0 that come closest to `gpus x seconds = w . (tokens, requests)` over all rows, relative to
+    their length.
 
-    Standard errors are the jackknife's: how much the answer moves when one row at a time is left out. None: too few
-    rows to tell anything.
+    Intervals are the jackknife's: how much the answer moves when one row at a time is left out. None: too few rows to
+    tell anything.
     """
     if len(rows) < LEAST_ROWS:
         return None
     # Rows of equal weight, whatever their length: tokens per GPU-second, each row summing up to 1.
     scaled = [
-        [tokens / (gpus * row.seconds) for tokens in (row.prompt_tokens, row.cached_tokens, row.completion_tokens)]
+        [
+            amount / (gpus * row.seconds)
+            for amount in (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.requests)
+        ]
         for row in rows
     ]
-    known = [column for column in range(3) if any(row[column] for row in scaled)]
-    fitted = non_negative([[row[column] for column in known] for row in scaled], [1.0] * len(rows))
-    left_out = [
-        non_negative(
-            [[row[column] for column in known] for row in scaled[:at] + scaled[at + 1 :]], [1.0] * (len(rows) - 1)
-        )
-        for at in range(len(rows))
-    ]
-    weights: list[Weight | None] = [None, None, None]
+    known = [column for column in range(KINDS) if any(row[column] for row in scaled)]
+    scaled = [[row[column] for column in known] for row in scaled]
+    fitted = robust(scaled)
+    left_out = [robust(scaled[:at] + scaled[at + 1 :]) for at in range(len(scaled))]
+    quantile = students_t(len(rows) - len(known))
+    weights: list[Weight | None] = [None] * KINDS
     for place, column in enumerate(known):
         each = [one[place] for one in left_out]
         mean = fmean(each)
         error = sqrt((len(rows) - 1) / len(rows) * sum((value - mean) ** 2 for value in each))
-        weights[column] = Weight(value=fitted[place], error=error)
-    return Weights(prompt=weights[0], cached=weights[1], completion=weights[2])
+        weights[column] = Weight(value=fitted[place], margin=quantile * error)
+    return Weights(prompt=weights[0], cached=weights[1], completion=weights[2], request=weights[3])
+
+
+def students_t(freedom: int) -> float:
+    """The 97.5 % quantile, within 2 % from four degrees of freedom on (Abramowitz and Stegun 26.7.5)."""
+    z = NORMAL_97_5
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def robust(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The x >= 0 for which `rows x` comes closest to 1, where the rows that are far off count less."""
+    pulls = [1.0] * len(rows)
+    found: list[float] = []
+    for _ in range(REWEIGHTED):
+        roots = [sqrt(pull) for pull in pulls]
+        found = non_negative([[root * value for value in row] for root, row in zip(roots, rows, strict=True)], roots)
+        off = [abs(1.0 - sum(a * x for a, x in zip(row, found, strict=True))) for row in rows]
+        # The median of what is off, as the standard deviation of normal noise.
+        reach = HUBER * max(1e-9, 1.4826 * median(off))
+        pulls = [1.0 if each <= reach else reach / each for each in off]
+    return found
 
 
 def non_negative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
     """The x >= 0 with the least |rows x - wanted|^2: of all choices of zeros, the best whose rest is not negative.
 
-    There are three unknowns at most, so all eight choices are tried.
+    There are four unknowns at most, so all sixteen choices are tried.
     """
     unknowns = len(rows[0])
     best, least = [0.0] * unknowns, sum(value * value for value in wanted)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isnan, nan
+from math import ceil, isnan, log2, nan
 from statistics import fmean
 
 from fairshare.calibration.fitting import Weights, Work, fit_weights, percentile, spread
@@ -51,6 +51,9 @@ BETWEEN_LOOKS = 2
 
 HARM_LOOKS = 3
 """Somebody waits in the engine's queue at so many looks in a row: beside others' load that stops a measurement."""
+
+HARDLY_APART = 40
+"""What holds and what does not are close enough when they differ by a fortieth (2.5 %)."""
 
 NOISY = 0.05
 """Throughput of the windows of one step that differs by more than this (standard deviation over mean) is noise."""
@@ -179,6 +182,8 @@ class Calibration:
     weights: Weights | None = None
     stopped: str = ""
     """Why it ended early, as a sentence."""
+    others_seen: bool = False
+    """Whether anybody else had requests at the engine at any time."""
 
     @property
     def knee(self) -> int | None:
@@ -186,8 +191,20 @@ class Calibration:
         return next((step.concurrency for step in self.steps if step.tokens_per_second >= KNEE_PART * best), None)
 
 
-Progress = Callable[[str], None]
-"""Told what is measured now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """Where a calibration is."""
+
+    what: str
+    """What is measured."""
+    done: float
+    """Steps, and the part of this one."""
+    expected: int
+    """Steps in all, at most: a search that ends early has fewer."""
+
+
+Progress = Callable[[Now], None]
+"""Told where it is, whenever that changes."""
 
 
 async def calibrate(
@@ -213,17 +230,18 @@ async def calibrate(
             "measure when it is quieter"
         )
     made = Calibration()
-    measured = _Measurement(target, workload, plan, clock, sleep, others_seen=before.running > 0)
+    measured = _Measurement(target, workload, plan, clock, sleep, progress, others_seen=before.running > 0)
     try:
-        await _search(measured, plan, made, progress)
+        await _search(measured, plan, made)
         if plan.with_weights and made.capacity is not None:
-            made.weights = await _weigh(measured, plan, made, made.capacity, progress)
+            made.weights = await _weigh(measured, plan, made.capacity)
     except (Harm, EngineSilent) as error:
         if not made.steps:
             raise OperatorError(f"nothing was measured: {_sentence(error)}") from error
         made.stopped = _sentence(error)
     finally:
         await measured.hang_up()
+    made.others_seen = measured.others_seen
     made.steps.sort(key=lambda step: step.concurrency)
     return made
 
@@ -232,13 +250,17 @@ def _sentence(error: Exception) -> str:
     return f"the engine is gone ({error})" if isinstance(error, EngineSilent) else str(error)
 
 
-async def _search(measured: "_Measurement", plan: Plan, made: Calibration, progress: Progress) -> None:
+async def _search(measured: "_Measurement", plan: Plan, made: Calibration) -> None:
     """Doubles until something breaks, then halves what is between. What is kept is C at every moment."""
     broken: int | None = None
     concurrency = 1
+    weighing = len(Mix) if plan.with_weights else 0
     while True:
-        progress(f"{concurrency} at once")
-        step = await measured.step(concurrency)
+        if broken is None:  # at worst, the last that is tried breaks first
+            left = ceil(log2(plan.most / concurrency)) + _halvings(plan.most // 2, plan.most)
+        else:
+            left = _halvings(made.capacity or 0, broken) - 1
+        step = await measured.step(concurrency, left=left + weighing)
         made.steps.append(step)
         if step.verdict is Verdict.KEPT:
             made.capacity = max(made.capacity or 0, concurrency)
@@ -252,8 +274,8 @@ async def _search(measured: "_Measurement", plan: Plan, made: Calibration, progr
                 made.tried_up_to = True
                 break
             concurrency = min(2 * concurrency, plan.most)
-        elif broken - kept <= max(1, kept // 40):
-            break  # within 2.5 %
+        elif broken - kept <= max(1, kept // HARDLY_APART):
+            break
         else:
             concurrency = (kept + broken) // 2
     above = [
@@ -269,14 +291,16 @@ async def _search(measured: "_Measurement", plan: Plan, made: Calibration, progr
         made.unclear_up_to = None
 
 
-async def _weigh(
-    measured: "_Measurement", plan: Plan, made: Calibration, concurrency: int, progress: Progress
-) -> Weights | None:
+def _halvings(kept: int, broken: int) -> int:
+    """How many steps it takes from here until the two are hardly apart."""
+    return ceil(log2(max(1.0, (broken - kept) / max(1, kept // HARDLY_APART))))
+
+
+async def _weigh(measured: "_Measurement", plan: Plan, concurrency: int) -> Weights | None:
     """At C, where the engine is meant to run: one of its steps costs nearly the same for one sequence as for many."""
     work: list[Work] = []
-    for mix in Mix:
-        progress(f"{concurrency} at once, {mix}")
-        step = await measured.step(concurrency, mix)
+    for left, mix in zip(reversed(range(len(Mix))), Mix, strict=True):
+        step = await measured.step(concurrency, mix, left=left)
         # What is preempted is computed twice, and where requests wait seats may be empty: neither tells a cost.
         work += [one.work for one in step.windows if not one.preemptions and not one.queues]
     return fit_weights(work, gpus=plan.gpus)
@@ -292,6 +316,7 @@ class _Measurement:
         plan: Plan,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]],
+        progress: Progress,
         *,
         others_seen: bool,
     ) -> None:
@@ -300,6 +325,9 @@ class _Measurement:
         self._plan = plan
         self._clock = clock
         self._sleep = sleep
+        self._progress = progress
+        self._steps = 0
+        """That are done."""
         self._clients: list[asyncio.Task[None]] = []
         self._mix = Mix.AS_GIVEN
         self._served: list[Served] = []
@@ -307,10 +335,19 @@ class _Measurement:
         self._refused = 0
         self._waiting: deque[int] = deque(maxlen=HARM_LOOKS)
         self.others_seen = others_seen
-        """Whether anybody else had requests at the engine at any time."""
 
-    async def step(self, concurrency: int, mix: Mix = Mix.AS_GIVEN) -> Step:
-        """Loads the engine with so many requests at once and looks. What runs goes on into the next step."""
+    async def step(self, concurrency: int, mix: Mix | None = None, *, left: int) -> Step:
+        """Loads the engine with so many requests at once and looks. What runs goes on into the next step.
+
+        `mix`: for weights; None: to find C, with the lengths as given. `left`: so many steps come after it, at most.
+        """
+        what = f"{concurrency} at once" + ("" if mix is None else f", {mix}")
+
+        def tell(part: float) -> None:
+            self._progress(Now(what=what, done=self._steps + part, expected=self._steps + 1 + left))
+
+        tell(0.0)
+        mix = mix or Mix.AS_GIVEN
         if mix is not self._mix or len(self._clients) > concurrency:
             await self.hang_up()
         self._mix = mix
@@ -320,7 +357,9 @@ class _Measurement:
         windows: list[Window] = []
         seconds = self._plan.step_seconds / self._plan.windows
         while len(windows) < self._plan.windows:
+            tell((1 + len(windows)) / (1 + self._plan.windows))
             windows.append(await self._window(seconds, concurrency))
+        self._steps += 1
         broke = [window.broken(self._plan.limits) for window in windows]
         kept = sum(not each for each in broke)
         verdict = Verdict.MIXED
@@ -378,6 +417,7 @@ class _Measurement:
                 prompt_tokens=load.prompt_tokens_total - before.prompt_tokens_total - cached_tokens,
                 cached_tokens=cached_tokens,
                 completion_tokens=load.completion_tokens_total - before.completion_tokens_total,
+                requests=len(self._served),
             ),
             running=running,
             waiting=fmean(waiting),

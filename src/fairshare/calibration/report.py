@@ -21,7 +21,7 @@ COLUMNS = (
 )
 
 UNSURE = 0.25
-"""A standard error above this part of a weight means that the weight is hardly known."""
+"""A weight whose 95 % confidence interval reaches further than this part of it is not known, and not given."""
 
 
 def row(step: Step, capacity: int | None, knee: int | None) -> tuple[str, ...]:
@@ -64,9 +64,11 @@ def sentences(made: Calibration, plan: Plan) -> list[str]:
     elif made.stopped and not any(step.broke for step in made.steps):
         said.append(f"C is at least {made.capacity}: nothing above it was measured.")
     else:
+        kept = max(step.concurrency for step in made.steps if not step.broke)
         above = next(step for step in made.steps if step.concurrency > made.capacity and step.broke)
+        ran = ", the most that the engine ran at once" if kept > made.capacity else ""
         said.append(
-            f"C is {made.capacity}; at {above.concurrency} it is no longer sustained: {', '.join(above.broke)}."
+            f"C is {made.capacity}{ran}; at {above.concurrency} it is no longer sustained: {', '.join(above.broke)}."
         )
     if made.unclear_up_to is not None:
         said.append(
@@ -88,49 +90,72 @@ def _about_weights(made: Calibration) -> list[str]:
     weights = made.weights
     if weights is None or weights.prompt is None or weights.completion is None:
         return ["No cost weights: too few windows without preemption and waiting."]
-    said: list[str] = []
-    for name, weight in (("prompt", weights.prompt), ("completion", weights.completion)):
-        if weight.error > UNSURE * weight.value:
-            said.append(
-                f"The cost of a {name} token is hardly known ({_shown(weight)}): it is too small beside the rest, or "
-                "too noisy; a longer --step tells more."
-            )
-    if weights.cached is not None and weights.cached.value > weights.prompt.value:
-        said.append(
-            f"The cost of a cached token cannot be told: {_shown(weights.cached)} is more than that of a computed one. "
-            "A tenth of a computed one's is written below."
-        )
+    said = [
+        f"The cost of a {kind} token is not known: {_shown(weight)} (95 %), too small beside the rest or too noisy, so "
+        "no `cost` is written below; a longer --step tells more."
+        for kind, weight in (("prompt", weights.prompt), ("completion", weights.completion))
+        if not _is_known(weight)
+    ]
     if weights.cached is None:
         said.append(
             "The cost of a cached token was not measured, because the engine cached nothing; a tenth of a computed "
-            "one's is written below."
+            "one's is taken for it."
         )
+    elif not _cached_is_known(weights.cached, weights.prompt):
+        said.append(
+            f"The cost of a cached token is not known: {_shown(weights.cached)} (95 %) reaches above that of a "
+            "computed one; a tenth of a computed one's is taken for it."
+        )
+    if made.others_seen:
+        said.append("Others used the engine meanwhile, so the weights hold for their requests and these together.")
     return said
 
 
+def _is_known(weight: Weight) -> bool:
+    return weight.margin <= UNSURE * weight.value
+
+
+def _cached_is_known(cached: Weight, prompt: Weight) -> bool:
+    """It may well be nothing at all, but never more than a computed token."""
+    return cached.value + cached.margin <= prompt.value
+
+
 def _shown(weight: Weight) -> str:
-    return f"{weight.value:.3g} ± {weight.error:.2g} GPU-seconds"
+    return f"{weight.value:.3g} ± {weight.margin:.2g} GPU-seconds"
 
 
 def weight_rows(made: Calibration) -> list[tuple[str, str, str]]:
-    """Kind of token, GPU-seconds, standard error."""
+    """What costs, GPU-seconds, and the 95 % confidence interval of it."""
     if made.weights is None:
         return []
-    kinds = {"prompt": made.weights.prompt, "cached": made.weights.cached, "completion": made.weights.completion}
+    kinds = {
+        "prompt token": made.weights.prompt,
+        "cached token": made.weights.cached,
+        "completion token": made.weights.completion,
+        "request beside them": made.weights.request,
+    }
     return [
-        (kind, "–", "–") if weight is None else (kind, f"{weight.value:.3e}", f"{weight.error:.1e}")
+        (kind, "–", "–")
+        if weight is None
+        else (
+            kind,
+            f"{weight.value:.3e}",
+            f"{max(0.0, weight.value - weight.margin):.3e} to {weight.value + weight.margin:.3e}",
+        )
         for kind, weight in kinds.items()
     ]
 
 
 def config_lines(made: Calibration) -> list[str]:
-    """What to paste into a pool of fairshare.yaml."""
+    """What to paste into a pool of fairshare.yaml; of the costs nothing that is not known."""
     if made.capacity is None:
         return []
     lines = [f"capacity_per_instance: {made.capacity}"]
     weights = made.weights
-    if weights is not None and weights.prompt is not None and weights.completion is not None:
-        known = weights.cached is not None and weights.cached.value <= weights.prompt.value
+    if weights is None or weights.prompt is None or weights.completion is None:
+        return lines
+    if _is_known(weights.prompt) and _is_known(weights.completion):
+        known = weights.cached is not None and _cached_is_known(weights.cached, weights.prompt)
         cached = weights.cached.value if weights.cached is not None and known else weights.prompt.value / 10
         # Not in exponents: a person reads this file.
         prompt, cached_text, completion = (
@@ -148,6 +173,7 @@ def as_json(made: Calibration, limits: Limits) -> dict[str, Any]:
         "unclear_up_to": made.unclear_up_to,
         "knee": made.knee,
         "stopped": made.stopped or None,
+        "others_seen": made.others_seen,
         "limits": {
             "first_token_seconds": limits.first_token_seconds,
             "per_token_seconds": limits.per_token_seconds,

@@ -23,6 +23,7 @@ class Mix(StrEnum):
     AS_GIVEN = "as given"
     SHORT_ANSWERS = "short answers"
     SHORT_PROMPTS = "short prompts"
+    SHORT_REQUESTS = "short requests"
     REPEATED = "repeated prompts"
 
 
@@ -71,6 +72,8 @@ class Workload:
                 output_tokens = max(1, output_tokens // 4)
             case Mix.SHORT_PROMPTS:
                 prompt_tokens = max(1, prompt_tokens // 4)
+            case Mix.SHORT_REQUESTS:
+                prompt_tokens, output_tokens = max(1, prompt_tokens // 4), max(1, output_tokens // 4)
             case Mix.REPEATED:
                 return Job(self._rng.choice(self._repeated), max(1, output_tokens // 4))
             case Mix.AS_GIVEN:

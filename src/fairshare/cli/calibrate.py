@@ -11,7 +11,7 @@ import typer
 from fairshare.errors import OperatorError
 
 if TYPE_CHECKING:
-    from fairshare.calibration.measuring import Calibration, Plan, Progress
+    from fairshare.calibration.measuring import Calibration, Now, Plan, Progress
     from fairshare.calibration.work import Workload
     from fairshare.gateway.options import InstanceSpec
     from fairshare.simulator.lengths import Lengths
@@ -207,15 +207,37 @@ async def _model(spec: "InstanceSpec", wanted: str | None) -> tuple[str, int | N
 
 @contextmanager
 def _progress() -> "Generator[Progress]":
-    """A line that changes on a terminal, else one line for each step."""
+    """A bar on a terminal, else one line for each step."""
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with console.status("measuring the engine") as status:
-            yield lambda what: status.update(f"measuring {what}")
+    if not console.is_terminal:
+        said = ""
+
+        def print_step(now: "Now") -> None:
+            nonlocal said
+            if now.what != said:
+                said = now.what
+                console.print(f"step {int(now.done) + 1} of at most {now.expected}: {now.what}")
+
+        yield print_step
         return
-    yield lambda what: console.print(f"measuring {what}")
+    shown = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"), TimeElapsedColumn()
+    with Progress(*shown, console=console, transient=True) as bar:
+        task = bar.add_task("measuring", steps="")
+
+        def move_bar(now: "Now") -> None:
+            bar.update(
+                task,
+                description=f"measuring {now.what}",
+                completed=now.done,
+                total=now.expected,
+                steps=f"step {int(now.done) + 1} of at most {now.expected}",
+                refresh=True,
+            )
+
+        yield move_bar
 
 
 def _show(made: "Calibration", plan: "Plan", workload: "Workload") -> None:
@@ -231,7 +253,7 @@ def _show(made: "Calibration", plan: "Plan", workload: "Workload") -> None:
             "the load is lighter than the one that was asked for."
         )
     if rows := report.weight_rows(made):
-        show_table(("token", "GPU-seconds", "±"), rows)
+        show_table(("cost of a", "GPU-seconds", "95 % confidence"), rows)
     if lines := report.config_lines(made):
         print("\nFor the pool in fairshare.yaml, if all its engines are like this one:\n")
         for line in lines:
