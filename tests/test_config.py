@@ -809,6 +809,20 @@ def test_a_pod_tells_its_peers_its_own_address() -> None:
     assert "POD_IP, which is not set" in only_problem(text, {"PEERS": SECRET})
 
 
+def test_the_peer_link_is_encrypted_with_a_certificate_that_the_authority_of_all_signed(tmp_path: Path) -> None:
+    given = Authority(tmp_path).peer()
+    text = replicas(
+        "listen: 'a:7000', secret: '${PEERS}', machines: 3, tls: {certificate: peer.pem, key: peer.key, ca: ca.pem}"
+    )
+    settings = parse(text, path=tmp_path / "fairshare.yaml", environ={"PEERS": SECRET})
+    spec = settings.gateway.replicas
+    assert spec is not None
+    assert (spec.machines, spec.tls) == (3, given)
+    given.ca.write_text("no certificate")
+    with pytest.raises(ConfigError, match=r"replicas\.tls\.ca.*holds no certificate in PEM"):
+        parse(text, path=tmp_path / "fairshare.yaml", environ={"PEERS": SECRET})
+
+
 def test_replicas_need_a_secret_that_cannot_be_guessed_and_a_store() -> None:
     assert "openssl rand" in only_problem(replicas("listen: 'a:7000'"))
     short = replicas("listen: 'a:7000', secret: '${PEERS}'")

@@ -58,12 +58,12 @@ from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, HEAR_ENDED, RELOAD,
 from fairshare.gateway.state_dump import DumpParts, StateDump, written
 from fairshare.gateway.status import BudgetStatus, PoolStatus, pool_status
 from fairshare.gateway.status_api import StatusApi, StatusParts
-from fairshare.gateway.tls import engine_context, server_context, show
+from fairshare.gateway.tls import engine_context, peer_tls, server_context, show, show_to_peers
 from fairshare.gateway.webhook import Webhook
 from fairshare.replicas.lease import groups
 from fairshare.replicas.member import MemberOptions
 from fairshare.replicas.owner import OwnerOptions
-from fairshare.replicas.peers import PeerAddress
+from fairshare.replicas.peers import PeerAddress, PeerTls
 from fairshare.replicas.replica import ReplicaOptions
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
@@ -264,6 +264,7 @@ class Gateway:
         self._driver = PoolDriver(recorder=Recorders(*(each for each in recorders if each is not None)))
         self._driver.tracer = self._tracing
         self._driver.on_unreachable = self._unreachable
+        self._peer_tls: PeerTls | None = None
         self._replication = self._replicated(self._spec, seat)
         self._history = History(
             store=self._history_store,
@@ -472,6 +473,8 @@ class Gateway:
         engine_context.cache_clear()
         if self._tls is not None and spec.tls is not None:
             show(self._tls, spec.tls)
+        if self._peer_tls is not None and spec.replicas is not None and spec.replicas.tls is not None:
+            show_to_peers(self._peer_tls, spec.replicas.tls)
         wanted = {pool.name for pool in spec.pools}
         added = [pool.name for pool in spec.pools if pool.name not in self._composed]
         removed = [name for name in self._composed if name not in wanted]
@@ -694,6 +697,7 @@ class Gateway:
         if spec.replicas is not None:
             assert spec.store is not None, "the configuration says so"
             listen, advertise, secret = spec.replicas.listen, spec.replicas.advertise, spec.replicas.secret
+            self._peer_tls = None if spec.replicas.tls is None else peer_tls(spec.replicas.tls)
             # Each worker of a machine has a port of its own.
             index = 0 if seat is None else seat.index
             place = PeerAddress(listen.host, listen.port + index if listen.port else 0)
@@ -709,7 +713,7 @@ class Gateway:
             assert seat is not None
             address = SqliteFile(seat.leases)
         return Replication(
-            ReplicaSpec(name=name, listen=place, advertise=advertise, secret=secret),
+            ReplicaSpec(name=name, listen=place, advertise=advertise, secret=secret, tls=self._peer_tls),
             database=Database(address),
             decided=self._driver.decided,
             new_queues=self._new_queues,
@@ -719,12 +723,14 @@ class Gateway:
 
     def _share(self, replication: Replication) -> None:
         """Every pool belongs to the replicas together from now on."""
+        machines = 1 if self._spec.replicas is None else self._spec.replicas.machines
+        expected = machines * (1 if self._seat is None else self._seat.workers)
         for lease, names in groups({name: each.spec.fallback for name, each in self._composed.items()}).items():
             members = [self._composed[name] for name in names]
             longest_seconds = max(each.spec.timeouts.longest_request_seconds for each in members)
             options = MemberOptions(
                 owner=OwnerOptions(longest_request_seconds=longest_seconds),
-                replica=ReplicaOptions(replicas_expected=1 if self._seat is None else self._seat.workers),
+                replica=ReplicaOptions(replicas_expected=expected),
             )
             replication.add(lease, {each.spec.name: each.queue for each in members}, options)
         for spec in _fallbacks_first(self._spec.pools):

@@ -49,6 +49,7 @@ from fairshare.gateway.options import (
     KubernetesSource,
     Level,
     Limits,
+    PeerTlsSpec,
     PoolSpec,
     ReplicasSpec,
     SrvSource,
@@ -149,7 +150,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "limits": ("max_body", "max_header", "header_timeout", "max_connections", "drain"),
     "store": ("url", "password", "password_file", "keep"),
     "notify": ("url", "secret", "secret_file", "allow_internal"),
-    "replicas": ("listen", "advertise", "secret", "secret_file"),
+    "replicas": ("listen", "advertise", "secret", "secret_file", "machines", "tls"),
+    "replicas.tls": ("certificate", "key", "ca"),
     "tracing": ("endpoint", "sample"),
 }
 """Every key of the file, by section. `shares` and `models` map names of the operator's choice.
@@ -708,7 +710,10 @@ def _gateway(place: _Place) -> GatewaySpec:
 
 
 def _tls(place: _Place) -> TlsSpec:
-    fields = place.fields("tls")
+    return _certificate(place, place.fields("tls"))
+
+
+def _certificate(place: _Place, fields: _Fields) -> TlsSpec:
     certificate = fields.need("certificate", _file, None, "certificate: tls/cert.pem")
     key = fields.need("key", _file, None, "key: tls/key.pem")
     if certificate is None or key is None:
@@ -858,7 +863,18 @@ def _replicas(place: _Place) -> ReplicasSpec:
         listen=fields.need("listen", _address, DEFAULT_LISTEN, "listen: 10.0.0.1:7000"),
         advertise=fields.read("advertise", _advertised, None),
         secret=(secret or "").encode(),
+        machines=fields.read("machines", _positive, 2),
+        tls=fields.read("tls", _peer_tls, None),
     )
+
+
+def _peer_tls(place: _Place) -> PeerTlsSpec:
+    fields = place.fields("replicas.tls")
+    ca = fields.need("ca", _ca_file, None, "ca: tls/ca.pem")
+    shown = _certificate(place, fields)
+    if ca is None:
+        raise _Invalid
+    return PeerTlsSpec(certificate=shown.certificate, key=shown.key, ca=ca)
 
 
 def _advertised(place: _Place) -> str:

@@ -83,6 +83,7 @@ HEADINGS = {
     "store": "store",
     "notify": "notify",
     "replicas": "replicas",
+    "replicas.tls": "replicas.tls",
     "tracing": "tracing",
     "fairshare_settings": "fairshare_settings",
     "embedded pools": "fairshare_settings.pools[]",

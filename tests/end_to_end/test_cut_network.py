@@ -1,4 +1,7 @@
-"""Two gateways, each in a network namespace of its own, while the network between them swallows what they say."""
+"""Two gateways, each in a network namespace of its own, while the network between them swallows what they say.
+
+They speak TLS, as machines should.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +12,7 @@ import pytest
 
 from end_to_end.processes import EngineProcess, GatewayProcess, eventually, started
 from end_to_end.sharing import Load, load, most_running, site
+from support.certificates import Authority
 from support.namespaces import HUB_ADDRESS, Machine, Network
 from support.postgres import Postgres
 from support.relay import Relay
@@ -47,6 +51,7 @@ class Site:
         self.engine = stack.enter_context(
             started(lambda: EngineProcess("--max-num-seqs", "16", "--step-ms", "5", "--host", HUB_ADDRESS))
         )
+        authority = Authority(folder)
         secret = folder / "peers.key"
         secret.write_text("0123456789abcdef" * 4)
         secret.chmod(0o600)
@@ -59,7 +64,10 @@ class Site:
             stack.callback(store.close)
             self.stores.append(store)
             address = f"postgresql://fairshare@{HUB_ADDRESS}:{store.port}/{database.database}"
-            replicas = f"replicas: {{listen: '{machine.address}:{PEER_PORT}', secret_file: {secret}}}"
+            shown = authority.peer(machine.address, name=str(number))
+            tls = f"{{certificate: {shown.certificate}, key: {shown.key}, ca: {shown.ca}}}"
+            listen = f"{machine.address}:{PEER_PORT}"
+            replicas = f"replicas: {{listen: '{listen}', secret_file: {secret}, tls: {tls}}}"
             if not text:
                 here = site(folder, self.engine, store="STORE", more="REPLICAS")
                 text, self.keys = here.config.read_text(), here.keys

@@ -276,3 +276,20 @@ def test_an_owner_that_is_killed_takes_only_its_own_requests_with_it(machines: M
             eventually(lambda: owned.completed > 8, "the other team's share")
         assert not owned.failures
     assert not flood.failures
+
+
+@pytest.mark.replicas
+def test_a_machine_that_starts_while_the_store_is_away_decides_over_its_part_only(
+    tmp_path: Path, engine: EngineProcess
+) -> None:
+    (tmp_path / "peers.key").write_text("0123456789abcdef" * 4)
+    (tmp_path / "peers.key").chmod(0o600)
+    nobody = f"postgresql://fairshare@127.0.0.1:{free_port()}/fairshare"
+    replicas = "replicas: {listen: '127.0.0.1:0', secret_file: peers.key, machines: 4}"
+    here = site(tmp_path, engine, store=nobody, more=replicas)
+    with started(lambda: GatewayProcess(here.config)) as gateway:
+        assert any("decided alone" in found and "1/4 of the slots" in found for found in gateway.pool()["findings"])
+        with load([gateway.url], here.keys["search"], clients=8) as alone:
+            eventually(lambda: alone.completed > 8, "requests are served")
+            assert most_running(engine, 2.0) <= 8 // 4
+    assert not alone.failures

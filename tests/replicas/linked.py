@@ -10,7 +10,7 @@ import msgspec
 import uvloop
 
 from fairshare.replicas.link import LinkOptions, PeerLink
-from fairshare.replicas.peers import SWEEP_SECONDS, PeerAddress, PeerPort
+from fairshare.replicas.peers import SWEEP_SECONDS, PeerAddress, PeerPort, PeerTls
 
 
 class Lines:
@@ -68,7 +68,14 @@ class Ear:
 class Side:
     """One replica: its port, what it heard, its clock. Nothing is swept unless a test does it."""
 
-    def __init__(self, replica: str = "one", *, secret: bytes = b"s" * 32, versions: Sequence[int] = (1,)) -> None:
+    def __init__(
+        self,
+        replica: str = "one",
+        *,
+        secret: bytes = b"s" * 32,
+        versions: Sequence[int] = (1,),
+        tls: PeerTls | None = None,
+    ) -> None:
         self.ear = Ear()
         self.clock = Clock()
         self.pauses: list[float] = []
@@ -79,7 +86,7 @@ class Side:
             clock=self.clock,
             nonce=os.urandom,
         )
-        self.port = PeerPort(options, self.ear, fraction=lambda: 0.5, sleep=self._sleep)
+        self.port = PeerPort(options, self.ear, fraction=lambda: 0.5, sleep=self._sleep, tls=tls)
         self.address = PeerAddress("127.0.0.1", 0)
 
     async def listen(self, address: PeerAddress | None = None) -> PeerAddress:

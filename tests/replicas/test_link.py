@@ -388,3 +388,22 @@ def test_a_fault_of_ours_in_handling_a_message_ends_the_link_and_not_the_replica
 
     run(main)
     assert "could not be handled" in caplog.text
+
+
+def test_a_peer_that_is_reached_again_is_no_longer_told_of_as_unreachable() -> None:
+    async def main() -> None:
+        listens, dials = Side("one"), Side("two")
+        address = await listens.listen()
+        await listens.port.close()
+        dials.port.dial(address)
+        await dials.ear.until(lambda: "refused" in dials.port.failures.get(address, ""))
+        again = Side("one again")
+        await again.listen(address)
+        await dials.ear.until(lambda: bool(dials.ear.links))
+        assert dials.port.failures == {}
+        again.ear.links[0].close("a fault")
+        await dials.ear.until(lambda: bool(dials.port.failures))
+        await dials.port.close()
+        await again.port.close()
+
+    run(main)

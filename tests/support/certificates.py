@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from fairshare.gateway.options import TlsSpec
+from fairshare.gateway.options import PeerTlsSpec, TlsSpec
 
 
 @dataclass
@@ -31,6 +31,11 @@ class Authority:
         issued.private_key_pem.write_to_path(str(spec.key))
         spec.key.chmod(0o600)
         return spec
+
+    def peer(self, host: str = "127.0.0.1", *, name: str = "peer", days: float | None = None) -> PeerTlsSpec:
+        """The same for a replica, which trusts whoever this authority signed."""
+        spec = self.issue(host, name=name, days=days)
+        return PeerTlsSpec(certificate=spec.certificate, key=spec.key, ca=self.ca_file)
 
     def client_context(self) -> ssl.SSLContext:
         """Trusts this authority and no other."""

@@ -85,6 +85,14 @@ class TlsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTlsSpec(TlsSpec):
+    """What a replica shows to its peers, and they to it."""
+
+    ca: Path
+    """Who signed the certificates of all of them, in PEM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """How long a pool's engines may take."""
 
@@ -343,6 +351,10 @@ class ReplicasSpec:
     """What they are told instead, as `host:port`; None: where it listens."""
     secret: bytes = field(repr=False)
     """What all of them know, and nobody else."""
+    machines: int = 2
+    """How many share the pools: what one that has met no owner yet goes by when it must decide alone."""
+    tls: PeerTlsSpec | None = None
+    """None: the peer link is authenticated, but can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from fairshare.replicas.member import (
     StoreCall,
 )
 from fairshare.replicas.messages import VERSION, Asked, Codec, OnLink, Told
-from fairshare.replicas.peers import PeerAddress, PeerPort
+from fairshare.replicas.peers import PeerAddress, PeerPort, PeerTls
 from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
 from fairshare.storage.leases import LeaseRow, LeaseStore
 
@@ -77,6 +77,7 @@ class ReplicaSpec:
     advertise: str | None
     """Where peers reach it; None: where it listens."""
     secret: bytes = field(repr=False)
+    tls: PeerTls | None = None
 
 
 class Replication:
@@ -123,7 +124,7 @@ class Replication:
         options = LinkOptions[OnLink](
             replica=spec.name, secret=spec.secret, codecs={VERSION: Codec()}, clock=clock, nonce=os.urandom
         )
-        self._port = PeerPort(options, self, fraction=random.random)
+        self._port = PeerPort(options, self, fraction=random.random, tls=spec.tls)
 
     # ------------------------------------------------------------------ life
 

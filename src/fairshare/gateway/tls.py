@@ -1,10 +1,11 @@
-"""Certificates: the one that clients see on the data port, and whose certificates engines may show."""
+"""Certificates: the one that clients see on the data port, whose certificates engines may show, and those of peers."""
 
 import ssl
 from functools import lru_cache
 from pathlib import Path
 
-from fairshare.gateway.options import TlsSpec
+from fairshare.gateway.options import PeerTlsSpec, TlsSpec
+from fairshare.replicas.peers import PeerTls
 
 
 def server_context(spec: TlsSpec) -> ssl.SSLContext:
@@ -20,6 +21,24 @@ def show(context: ssl.SSLContext, spec: TlsSpec) -> None:
     """From now on new connections see this certificate; those that are open keep theirs. Raises `OSError`."""
     # An empty password: a key that needs one is an error, and not a question on the terminal.
     context.load_cert_chain(spec.certificate, spec.key, password="")
+
+
+def peer_tls(spec: PeerTlsSpec) -> PeerTls:
+    """For the peer link: TLS 1.3, each side shows a certificate that `spec.ca` signed. Raises `OSError`."""
+    listens, dials = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for context in (listens, dials):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+    tls = PeerTls(listens, dials)
+    show_to_peers(tls, spec)
+    return tls
+
+
+def show_to_peers(tls: PeerTls, spec: PeerTlsSpec) -> None:
+    """From now on new links show this certificate and trust this `ca` too. Raises `OSError`."""
+    for context in (tls.listens, tls.dials):
+        context.load_verify_locations(spec.ca)
+        show(context, spec)
 
 
 @lru_cache(maxsize=64)

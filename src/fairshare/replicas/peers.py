@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
 from fairshare.errors import OperatorError
-from fairshare.replicas.link import Handler, LinkOptions, Message, PeerLink
+from fairshare.replicas.link import HANDSHAKE_SECONDS, Handler, LinkOptions, Message, PeerLink
 
 log = logging.getLogger("fairshare.replicas")
 
@@ -51,6 +52,15 @@ class PeerAddress:
         return PeerAddress(host.strip("[]"), int(port))
 
 
+@dataclass(frozen=True, slots=True)
+class PeerTls:
+    """How links over TCP are encrypted. Both sides show certificates, and verify each other's."""
+
+    listens: ssl.SSLContext
+    dials: ssl.SSLContext
+    """Whoever dials an address wants its host in the certificate."""
+
+
 class PeerPort(Generic[Message]):
     """All links of one replica. Everything on the event loop's thread."""
 
@@ -61,19 +71,32 @@ class PeerPort(Generic[Message]):
         *,
         fraction: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        tls: PeerTls | None = None,
     ) -> None:
-        """`fraction`: a random number in [0, 1), for the jitter of attempts."""
+        """
+        Args:
+            fraction: a random number in [0, 1), for the jitter of attempts.
+            tls: None: links are authenticated, but not encrypted. Unix sockets never are.
+        """
         self._options = options
         self._handler = handler
         self._fraction = fraction
         self._sleep = sleep
+        self._tls = tls
         self._links: set[PeerLink[Message]] = set()
         self._server: asyncio.Server | None = None
         self._socket_path: Path | None = None
         self._dialling: dict[PeerAddress, asyncio.Task[None]] = {}
         self._sweeping: asyncio.Task[None] | None = None
-        self.failures: dict[PeerAddress, str] = {}
+        self._attempts: dict[PeerAddress, PeerLink[Message]] = {}
+        """The newest link to each peer that is dialled, whatever it came to."""
+        self._failures: dict[PeerAddress, str] = {}
+        """How the one before ended, or this one."""
+
+    @property
+    def failures(self) -> dict[PeerAddress, str]:
         """Why a peer that is dialled cannot be reached now."""
+        return {address: why for address, why in self._failures.items() if not self._attempts[address].is_up}
 
     # ------------------------------------------------------------------ life
 
@@ -95,7 +118,13 @@ class PeerPort(Generic[Message]):
                 finally:
                     os.umask(mask)
             else:
-                self._server = await loop.create_server(self._accepted, address.host, address.port)
+                self._server = await loop.create_server(
+                    self._accepted,
+                    address.host,
+                    address.port,
+                    ssl=None if self._tls is None else self._tls.listens,
+                    ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_SECONDS,
+                )
                 host, port = self._server.sockets[0].getsockname()[:2]
                 address = PeerAddress(host, port)
         except OSError as error:
@@ -130,7 +159,8 @@ class PeerPort(Generic[Message]):
         task = self._dialling.pop(address, None)
         if task is not None:
             task.cancel()
-        self.failures.pop(address, None)
+        self._failures.pop(address, None)
+        self._attempts.pop(address, None)
 
     async def _keep_dialling(self, address: PeerAddress) -> None:
         backoff_seconds = FIRST_BACKOFF_SECONDS
@@ -144,16 +174,21 @@ class PeerPort(Generic[Message]):
     async def _linked_once(self, address: PeerAddress) -> PeerLink[Message]:
         """Dial once, and stay until the link is gone, or there was none."""
         ended = asyncio.Event()
-        link = self._new_link(dials=True, ended=lambda _: ended.set())
+        link = self._attempts[address] = self._new_link(dials=True, ended=lambda _: ended.set())
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._connect(address, link)
             await ended.wait()
-            self.failures[address] = link.reason
+            self._failures[address] = link.reason
+            if self._tls is not None and not link.peer:
+                # In TLS 1.3 who dials is through before the other side looks at its certificate, and is not told why.
+                self._failures[address] += " before it greeted: it may not trust our certificate (its dates, its ca)"
         except TimeoutError:
-            self.failures[address] = "it does not answer"
+            self._failures[address] = "it does not answer"
+        except ssl.SSLCertVerificationError as error:
+            self._failures[address] = f"its certificate is not trusted ({error.verify_message.lower().rstrip('.')})"
         except OSError as error:
-            self.failures[address] = (error.strerror or str(error)).lower()
+            self._failures[address] = (error.strerror or str(error)).lower()
         finally:
             link.close("it is no longer needed")
         return link
@@ -163,7 +198,8 @@ class PeerPort(Generic[Message]):
         if address.path:
             await loop.create_unix_connection(lambda: link, address.path)
         else:
-            await loop.create_connection(lambda: link, address.host, address.port)
+            context = None if self._tls is None else self._tls.dials
+            await loop.create_connection(lambda: link, address.host, address.port, ssl=context)
 
     # ------------------------------------------------------------------ inside
 
