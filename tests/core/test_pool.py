@@ -868,3 +868,17 @@ def test_a_snapshot_does_not_change_afterwards(pool: Pool) -> None:
 def test_a_grant_says_what_it_is(pool: Pool) -> None:
     assert repr(pool.acquire("ads")) == "<Grant 'ads' within share priority=0 slots=1>"
     assert repr(pool.acquire("ads", slots=3)) == "<Grant 'ads' borrowing priority=10 slots=3>"
+
+
+def test_what_ranks_are_worked_out_from_is_that_of_the_last_rank_asked_for() -> None:
+    pool = Pool("chat", 8, {"red": "1/2", "blue": "1/4"}, 0)
+    pool.set_usage("red", 30.0)
+    assert pool.rank("red") == 1
+    with pool.acquire("red"):
+        pool.charge("blue", 5.0)
+        assert pool.ranked_by(2) == ({"red": Fraction(1, 2), "blue": Fraction(1, 4)}, (30.0, 0.0))
+        pool.rank("blue")
+        assert pool.ranked_by(2) == (pool.exact_shares, (30.0, 5.0))
+    assert pool.ranked_by(1) is None
+    pool.set_shares({"blue": 1})
+    assert pool.ranked_by(1) == ({"blue": Fraction(1)}, (5.0,))

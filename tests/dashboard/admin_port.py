@@ -3,11 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 
 from fairshare.core.decisions import Held, Request, Send
-from fairshare.core.pool import Pool
+from fairshare.core.pool import Grant, Pool
 from fairshare.core.priority import Standing
 from fairshare.dashboard import status_pages
 from fairshare.gateway.admin import AdminServer, admin_app
@@ -75,10 +76,21 @@ class Desk:
         )
 
     def waited(
-        self, request_id: str, team: str, *, key_id: str = "", pool: str = "chat", held_seconds: float = 1.5
+        self,
+        request_id: str,
+        team: str,
+        *,
+        key_id: str = "",
+        pool: str = "chat",
+        held_seconds: float = 1.5,
+        usage: Mapping[str, float] | None = None,
     ) -> None:
-        """A request that was held, then borrowed, then answered."""
-        counted = Pool(pool, 16, {team: 0.5}, 0.0)
+        """A request that was held, then borrowed, then answered. `usage`: of the pool's teams, each of which owns the
+        same; None: another replica decided."""
+        counted = Pool(pool, 16, {each: Fraction(1, len(usage or ())) for each in usage or ()}, 0.0)
+        for each, cost_units in (usage or {}).items():
+            counted.set_usage(each, cost_units)
+        counted.rank(team)
         decided = Decided(request_id, key_id, team, pool)
         self.log.held(
             decided,
@@ -91,7 +103,9 @@ class Desk:
                 capacity_slots=16,
             ),
         )
-        grant = counted.acquire(team)
+        grant = Grant.remote(team, 20, True, True, lambda _: None)
+        if usage is not None:
+            grant = counted.record(team, now=0.0, priority=20, borrowing=True, provisional_cost_units=1000.0)
         send = Send(
             request_id=request_id,
             pool=pool,

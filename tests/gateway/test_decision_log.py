@@ -1,5 +1,7 @@
 """The decision log is bounded, and finds again what it was told."""
 
+from fractions import Fraction
+
 from dashboard.admin_port import Decided
 from fairshare.core.decisions import Held, Recall, RefusalReason, Refused, Send
 from fairshare.core.pool import Pool
@@ -43,6 +45,27 @@ def test_memory_is_bounded_by_requests() -> None:
     assert site.log.began_at == 80.0
     assert site.log.of_request("79") == []
     assert site.log.record("5") is None
+
+
+def test_what_a_borrower_s_rank_was_worked_out_from_is_kept_as_it_was() -> None:
+    site = Site()
+    site.pool.set_usage("red", 100.0)
+    site.pool.acquire("red", slots=16)
+    site.sent("r")
+    site.pool.set_usage("red", 900.0)
+    site.pool.set_shares({"blue": 1})
+    site.pool.rank("blue")
+    (entry,) = site.log.of_request("r")
+    assert isinstance(entry, SentEntry)
+    assert entry.ranked_by == ({"red": Fraction(1, 2)}, (100.0,))
+
+
+def test_it_is_not_kept_for_very_many_teams_nor_for_owners() -> None:
+    site = Site()
+    site.sent("owner")
+    site.pool.set_shares({f"team{number}": Fraction(1, 101) for number in range(101)})
+    site.sent("borrower", "stranger")
+    assert [entry.ranked_by for entry in site.log.last(2) if isinstance(entry, SentEntry)] == [None, None]
 
 
 def test_every_kind_of_decision_comes_back_as_it_was() -> None:

@@ -66,17 +66,37 @@ def sentences(explanation: Any) -> str:
 
 def test_a_request_that_waited_and_borrowed_is_told_in_order_with_the_numbers_of_the_moment() -> None:
     at = desk()
-    at.waited("r", "red")
-    explanation = explainer(at, Levels(red=0.5, blue=2.0)).lately_seen("r", EVERYTHING)
+    at.waited("r", "red", usage={"red": 300.0, "blue": 100.0, "gold": 300.0})
+    # What the level was a second ago is not asked.
+    explanation = explainer(at, Levels(red=9.0, blue=8.0)).lately_seen("r", EVERYTHING)
     assert explanation is not None
     assert [step.what for step in explanation.steps] == ["arrived", "held", "sent", "ended"]
     told = sentences(explanation)
     assert "red had 8 slots in flight and owns 8 whole; 16 of the 16 slots of pool chat were taken" in told
     assert "2 requests of its own team waited before it" in told
-    assert "Its rank was 1 (0: first in line, 9: last), its level fairshare 0.5." in told
-    assert "Better off for idle capacity were blue (2)." in told
+    # A third each, of 700 used: 7/9 and 7/3. Its own expected cost counts from the next decision on.
+    assert "Its rank was 1 (0: first in line, 9: last), its level fairshare 0.778." in told
+    assert "Better off for idle capacity were blue (2.33)." in told
     numbers = explanation.steps[2].numbers
-    assert (numbers["rank"], numbers["level_fairshare"], numbers["teams_ahead"]) == (1, 0.5, 1)
+    assert (numbers["rank"], numbers["level_fairshare"], numbers["teams_ahead"]) == (1, pytest.approx(7 / 9), 1)
+    theirs = sentences(explainer(at).lately_seen("r", own("red")))
+    assert "1 team used less of what they own." in theirs
+    assert "blue" not in theirs
+
+
+def test_of_a_request_that_another_replica_decided_the_levels_are_those_of_that_second() -> None:
+    at = desk()
+    at.waited("r", "red")
+    explanation = explainer(at, Levels(red=0.5, blue=2.0)).lately_seen("r", EVERYTHING)
+    assert "Its rank was 1 (0: first in line, 9: last), its level fairshare 0.5." in sentences(explanation)
+    assert "Better off for idle capacity were blue (2)." in sentences(explanation)
+
+
+def test_a_team_that_owns_nothing_has_everybody_ahead_of_it() -> None:
+    at = desk()
+    at.waited("r", "stranger", usage={"red": 300.0, "blue": 100.0})
+    told = sentences(explainer(at).lately_seen("r", EVERYTHING))
+    assert "It owns nothing of the pool, so the teams that own some come first." in told
 
 
 def test_who_went_meanwhile_is_counted() -> None:

@@ -251,6 +251,8 @@ class Pool:
         self._stale: list[TeamState] = []
         """Listed teams whose level the ladder does not have."""
         self._ladder = Ladder(())
+        self._ranked_by: dict[str, float] = {}
+        """Listed team → scaled usage with provisional charges, as the ladder has it; in the order of the shares."""
         self.generation = 0
         """Grows whenever capacity, shares, half-life or the usage scale changed: stored keys and reservations are stale
         then. Only the pool writes it.
@@ -577,6 +579,12 @@ class Pool:
         with self._lock:
             return self._rank(self._states.get(team))
 
+    def ranked_by(self, most_teams: int) -> "tuple[Mapping[str, Fraction], tuple[float, ...]] | None":
+        """What the last `rank` was worked out from: team to share, and in the same order their usage with provisional
+        charges, scaled. For the thread that asked for the rank. None: there are more teams than that."""
+        used = self._ranked_by
+        return (self._exact_shares, tuple(used.values())) if len(used) <= most_teams else None
+
     def borrow_key(self, team: str) -> float:
         """The team's `TeamState.borrow_key`; infinity if the pool does not know it."""
         with self._lock:
@@ -801,13 +809,15 @@ class Pool:
 
     def _build_ladder(self) -> None:
         self._stale.clear()
+        self._ranked_by = {}
         listed = [self._states[team] for team in self._exact_shares]
         for state in listed:
             self._set_key(state)
         self._ladder = Ladder(state.key for state in listed)
 
     def _set_key(self, state: TeamState) -> None:
-        state.key = level_key(state.scaled_usage + state.scaled_provisional, state.share)
+        used = self._ranked_by[state.name] = state.scaled_usage + state.scaled_provisional
+        state.key = level_key(used, state.share)
         state.key_is_stale = False
 
 

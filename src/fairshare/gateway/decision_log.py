@@ -5,8 +5,9 @@ records of requests that have ended are kept as they are (they exist anyway).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ MOST_REQUESTS = 20_000
 
 DECISIONS_PER_REQUEST = 2
 """Most requests need one, those that are held two; about 14 MB for all of them."""
+
+MOST_RANKED = 100
+"""Teams of a pool whose usage is kept with each request that borrows: 0.8 µs and 900 bytes for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class SentEntry:
     reserved_slots: int
     pool_in_flight_slots: int
     capacity_slots: int
+    ranked_by: tuple[Mapping[str, Fraction], tuple[float, ...]] | None
+    """Of a borrower: what its rank was worked out from (`Pool.ranked_by`). None: another process did that, or there are
+    more than `MOST_RANKED` teams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,12 @@ class DecisionLog:
     def sent(self, decided: Decided, send: Send, pool: Pool) -> None:
         """`pool`: whose capacity it uses."""
         request = decided.request
-        state = send.grant.state or pool.state(request.team)
+        state = send.grant.state
+        ranked_by = None
+        if state is None:  # decided by the replica that owns the pool
+            state = pool.state(request.team)
+        elif send.standing is Standing.BORROWING:
+            ranked_by = pool.ranked_by(MOST_RANKED)
         self._decisions.append(
             (
                 _SENT,
@@ -164,6 +176,7 @@ class DecisionLog:
                 state.reserved,
                 pool.live_slots,
                 pool.capacity,
+                ranked_by,
             )
         )
 

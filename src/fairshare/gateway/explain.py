@@ -5,8 +5,10 @@ of requests. Who asks sees what is theirs: an operator everything; a team its ow
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from sys import float_info
 from typing import Protocol
 
 import msgspec
@@ -14,6 +16,7 @@ import msgspec
 from fairshare.clock import Clock
 from fairshare.core.decisions import RefusalReason
 from fairshare.core.priority import BORROW_BASE, RANK_STEP, Standing
+from fairshare.core.ranking import level_fairshares, level_key
 from fairshare.gateway.decision_log import DecisionLog, Entry, HeldEntry, RecalledEntry, RefusedEntry, SentEntry
 from fairshare.gateway.history import borrowed_slots
 from fairshare.gateway.identity import Identity
@@ -206,15 +209,21 @@ class Explainer:
     def _standing_of(self, entry: SentEntry, at: float, sight: Sight, numbers: dict[str, float | str | None]) -> str:
         """Who was ahead of a borrower."""
         rank = None if entry.priority is None else (entry.priority - BORROW_BASE) // RANK_STEP
-        levels = self._history.levels(entry.pool, at)
-        own = levels.get(entry.team)
+        if entry.ranked_by is None:
+            levels = self._history.levels(entry.pool, at)  # of that second
+            own = levels.get(entry.team)
+            ahead = [] if own is None else [(team, level) for team, level in levels.items() if level > own]
+        else:
+            own, ahead = _ahead_then(entry.team, *entry.ranked_by)
         numbers |= {"rank": rank, "level_fairshare": None if own is None or math.isinf(own) else own}
         words = ""
         if rank is not None:
             words = f" Its rank was {rank} (0: first in line, 9: last)"
             words += "." if own is None else f", its level fairshare {_level(own)}."
-        if own is not None:
-            ahead = sorted(((team, level) for team, level in levels.items() if level > own), key=lambda each: -each[1])
+        if own is None and ahead:
+            words += " It owns nothing of the pool, so the teams that own some come first."
+        elif own is not None:
+            ahead.sort(key=lambda each: -each[1])
             numbers["teams_ahead"] = len(ahead)
             if ahead and sight.sees_names:
                 named = ", ".join(f"{team} ({_level(level)})" for team, level in ahead[:MOST_NAMED])
@@ -379,6 +388,22 @@ def _is_ahead(other: TeamStatus, team: TeamStatus) -> bool:
         return math.inf if each.level_fairshare is None else each.level_fairshare
 
     return level(other) > level(team)
+
+
+def _ahead_then(
+    team: str, shares: Mapping[str, Fraction], used: Sequence[float]
+) -> tuple[float | None, list[tuple[str, float]]]:
+    """A team's LF and the teams that were ahead of it with theirs, from what its rank was worked out from.
+
+    A team that shares do not name has no LF; everybody was ahead of it.
+    """
+    parts = [float(share) for share in shares.values()]
+    levels = level_fairshares(parts, [min(each, float_info.max) for each in used])
+    keys = [level_key(each, part) for each, part in zip(used, parts, strict=True)]
+    at = list(shares).index(team) if team in shares else None
+    own_key = math.inf if at is None else keys[at]
+    ahead = [(name, level) for name, level, key in zip(shares, levels, keys, strict=True) if key < own_key]
+    return None if at is None else levels[at], ahead
 
 
 def _budget(budget: BudgetStatus, now: float) -> Step:

@@ -72,7 +72,7 @@ class StateDump:
         }
 
     def encoded(self) -> bytes:
-        return msgspec.json.encode(self.made())
+        return msgspec.json.encode(self.made(), enc_hook=float)  # shares are fractions
 
     def routes(self) -> list[Route]:
         """`GET` it with the admin key."""
