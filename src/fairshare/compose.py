@@ -681,11 +681,21 @@ class Gateway:
             self._driver.add_pool(spec, queue)
         else:
             capacity = _SharedCapacity(pool, partial(self._replication.deciding, spec.name))
-        supervisor = InstanceSupervisor(spec, pool=capacity, driver=self._driver, also_found=lambda: keeper.found())
+        supervisor = InstanceSupervisor(
+            spec,
+            pool=capacity,
+            driver=self._driver,
+            also_found=lambda: keeper.found(),
+            decides=partial(self._decides, spec.name),
+        )
         keeper = FleetKeeper(spec, supervisor=supervisor, open_source=partial(open_source, parse=instances_in))
         self._composed[spec.name] = _Composed(spec, pool, queue, supervisor, keeper, queue)
         if self._ledger is not None and self._replication is None:
             self._ledger.restore_usage(pool)
+
+    def _decides(self, pool: str) -> bool:
+        """Whether this process decides for the whole pool now."""
+        return self._replication is None or self._replication.status(pool).role == "owner"
 
     # ------------------------------------------------------------------ replicas
 

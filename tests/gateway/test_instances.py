@@ -84,8 +84,15 @@ class World:
         self.network = network
         self.pool = Pool(spec.name, spec.capacity, spec.shares, spec.half_life_seconds, clock=lambda: self.now)
         self.driver = RecordingDriver(self.pool)
+        self.decides = True
         self.supervisor = InstanceSupervisor(
-            spec, pool=self.pool, driver=self.driver, ask=network, clock=lambda: self.now, sleep=self._never
+            spec,
+            pool=self.pool,
+            driver=self.driver,
+            ask=network,
+            clock=lambda: self.now,
+            sleep=self._never,
+            decides=lambda: self.decides,
         )
 
     async def _never(self, seconds: float) -> None:
@@ -584,6 +591,27 @@ def test_what_the_gateway_sent_beyond_a_part_does_not_make_it_fall() -> None:
         await world.supervisor.start()
         await world.rounds(10 * SCRAPE_EVERY)
         assert world.driver.accepting == {"http://one": 16}
+        await world.supervisor.stop()
+
+    run(scenario())
+
+
+def test_a_replica_that_does_not_decide_trims_nothing_and_keeps_what_it_had_trimmed() -> None:
+    async def scenario() -> None:
+        network = FakeNetwork(one=FakeEngine(metrics=metrics_text(waiting=4)))
+        world = World(network, replace(pool_spec("one"), trim=True))
+        await world.supervisor.start()
+        await world.rounds(3 * SCRAPE_EVERY)
+        had = world.pool.capacity
+        assert had < 16
+        world.decides = False
+        await world.rounds(10 * SCRAPE_EVERY)
+        assert world.pool.capacity == had
+        world.decides = True
+        await world.rounds(2 * SCRAPE_EVERY)
+        assert world.pool.capacity == had  # what it saw before is not mixed with what it sees now
+        await world.rounds(SCRAPE_EVERY)
+        assert world.pool.capacity == had - 1
         await world.supervisor.stop()
 
     run(scenario())

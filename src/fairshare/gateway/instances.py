@@ -168,8 +168,11 @@ class InstanceSupervisor:
         clock: Clock = clocks.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         also_found: Callable[[], Sequence[Finding]] = lambda: (),
+        decides: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`decides`: whether this process knows of all requests of the pool; a replica that asks another one does not."""
         self._spec = spec
+        self._decides = decides
         self._also_found = also_found
         self._pool = pool
         self._driver = driver
@@ -339,7 +342,9 @@ class InstanceSupervisor:
             return
         watched.loads.append(load)
         part_slots = self._whole_parts.get(watched.spec.id)
-        if self._spec.trim and part_slots is not None:
+        if self._spec.trim and not self._decides():
+            watched.trim.silent()  # nobody can tell here whether a queue is of requests beyond the part
+        elif self._spec.trim and part_slots is not None:
             in_flight_slots = self._driver.slots_at(self._spec.name, watched.spec.id)
             watched.trim.scraped(load.waiting, in_flight_slots=in_flight_slots, part_slots=part_slots)
 
