@@ -13,7 +13,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from fairshare.accounts.gate import SoftPassed
 from fairshare.accounts.rights import Actor
 from fairshare.accounts.service import Accounts
 from fairshare.config import ConfigError, Settings, instances_in, load
-from fairshare.core.decisions import DispatchQueue, Instance
+from fairshare.core.decisions import DispatchQueue, Instance, Mode
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.dashboard import status_pages
@@ -52,6 +52,7 @@ from fairshare.gateway.live import Live
 from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.options import GatewaySpec, Level, PoolSpec, StoreSpec, TracingSpec
+from fairshare.gateway.phantoms_api import PhantomsApi
 from fairshare.gateway.ports import LedgerCounts, Recorders
 from fairshare.gateway.replication import ReplicaSpec, Replication
 from fairshare.gateway.seat import DRAIN, DUMP, END_AT_ONCE, HEAR_ENDED, RELOAD, Parent, WorkerSeat, replica_name
@@ -293,7 +294,10 @@ class Gateway:
                 key=lambda: self._spec.admin.key,
                 status=self._status_api().routes(),
                 dump=self._dump.routes(),
-                instances=InstancesApi(self._keeper, self._instance_changed_by).routes(),
+                instances=[
+                    *InstancesApi(self._keeper, self._changed_by).routes(),
+                    *PhantomsApi(lambda: list(self._composed), lambda: self._replication, self._changed_by).routes(),
+                ],
                 accounts=[] if api is None else api.routes(),
                 operator=lambda sha256: None if self._accounts is None else self._accounts.operator(sha256),
                 logins=self._admin_logins,
@@ -500,6 +504,8 @@ class Gateway:
             *(self._composed[name].keeper.start() for name in added),
             *(self._change(by_name[name]) for name in changed),
         )
+        if self._replication is not None:
+            self._replication.tell_configured()
         log.info(
             "The configuration was reloaded: pools added: %s; changed: %s; removed: %s; %d teams, %d keys.",
             ", ".join(added) or "none",
@@ -663,8 +669,8 @@ class Gateway:
         composed = self._composed.get(pool)
         return None if composed is None else composed.keeper
 
-    async def _instance_changed_by(self, actor: Actor, action: str, target: str) -> None:
-        """Somebody changed a pool's instances. A store that is down must not keep an operator from it."""
+    async def _changed_by(self, actor: Actor, action: str, target: str) -> None:
+        """Somebody changed a pool by hand. A store that is down must not keep an operator from it."""
         if self._audit is None:
             return
         try:
@@ -728,6 +734,7 @@ class Gateway:
             decided=self._driver.decided,
             new_queues=self._new_queues,
             shown=lambda names: [status for status in self._pools_here() if status.name in names],
+            configured=lambda: {name: _configured(each.spec) for name, each in self._composed.items()},
             clock=self._driver.clock,
         )
 
@@ -775,6 +782,22 @@ class Gateway:
     def _queue(self, spec: PoolSpec, pool: Pool, instances: Iterable[Instance]) -> DispatchQueue:
         fallback = None if spec.fallback is None else self._composed[spec.fallback].queue
         return make_queue(pool, spec.mode, options=spec.hold, instances=instances, fallback=fallback)
+
+
+def _configured(spec: PoolSpec) -> dict[str, str]:
+    """What replicas must have alike of a pool, as text; addresses of engines may be named differently."""
+    hold = {f"hold.{name}": str(value) for name, value in asdict(spec.hold).items()} if spec.mode is Mode.HOLD else {}
+    return {
+        "capacity": str(spec.capacity_per_instance or spec.capacity),
+        "half_life": f"{spec.half_life_seconds:g}",
+        "shares": ", ".join(f"{team} {share}" for team, share in sorted(spec.shares.items())),
+        "models": ", ".join(f"{model} {served}" for model, served in sorted(spec.models.items())),
+        "dispatch": str(spec.mode),
+        "fallback": str(spec.fallback),
+        "cost": str(astuple(spec.cost)),
+        "timeouts.longest_request": f"{spec.timeouts.longest_request_seconds:g}",
+        **hold,
+    }
 
 
 def _fallbacks_first(pools: Iterable[PoolSpec]) -> list[PoolSpec]:

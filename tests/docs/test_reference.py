@@ -19,6 +19,7 @@ from fairshare.dashboard import status_pages
 from fairshare.gateway.accounts_api import OPERATIONS
 from fairshare.gateway.admin import OPEN_PATHS, admin_app
 from fairshare.gateway.discovery.api import OPERATIONS as INSTANCE_OPERATIONS
+from fairshare.gateway.phantoms_api import OPERATION as PHANTOMS
 from fairshare.gateway.metrics import METRICS, Metrics
 from fairshare.gateway.options import Limits, Timeouts
 from fairshare.gateway.ports import Counters
@@ -268,6 +269,11 @@ def test_the_table_of_the_accounts_has_every_operation_and_no_other() -> None:
 def test_the_table_of_the_instances_has_every_operation_and_no_other() -> None:
     documented = [(row[0], words(row[1])[0], row[2]) for row in rows(sections(page("http-api.md"))["The instances"])]
     assert documented == [(each.method, each.path, each.what) for each in INSTANCE_OPERATIONS]
+
+
+def test_the_table_of_phantoms_has_the_operation() -> None:
+    documented = [(row[0], words(row[1])[0], row[2]) for row in rows(sections(page("http-api.md"))["Phantoms"])]
+    assert documented == [(PHANTOMS.method, PHANTOMS.path, PHANTOMS.what)]
 
 
 @pytest.mark.parametrize(

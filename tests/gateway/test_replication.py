@@ -39,6 +39,7 @@ class Side:
         self.sent: dict[str, Send] = {}
         self.changed = asyncio.Event()
         self.vanished = False
+        self.configured = {"capacity": "4", "shares": "ads 1/4, search 3/4"}
         self.replication = Replication(
             ReplicaSpec(
                 name=name,
@@ -50,6 +51,7 @@ class Side:
             decided=lambda _, decisions: self.take(decisions),
             new_queues=self.fresh,
             shown=lambda names: [pool_status_of(name, held=self.queue.snapshot().held) for name in names],
+            configured=lambda: {"chat": self.configured},
         )
 
     @staticmethod
@@ -235,5 +237,44 @@ def test_a_machine_shows_the_pool_as_its_owner_sees_it(tmp_path: Path, monkeypat
             for number in range(4):
                 owner.end(str(number))
             await owner.has_sent("4", "5")
+
+    run(main)
+
+
+def test_phantoms_are_cleared_at_the_owner_whichever_replica_is_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+            third = Side("third", tmp_path)
+            await third.start()
+            await third.becomes("follower")
+            assert await third.replication.clear_phantoms("chat") == {}
+            third.submit("lost")
+            await third.has_sent("lost")
+            await vanish(third)
+            while not owner.replication.status("chat").phantom_slots:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await other.replication.clear_phantoms("chat") == {"third": 1}
+            assert owner.replication.status("chat").phantom_slots == 0
+            assert await owner.replication.clear_phantoms("chat") == {}
+
+    run(main)
+
+
+def test_replicas_that_are_configured_differently_say_so_until_they_are_alike(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+
+            async def differ(*found: list[str]) -> None:
+                while [side.replication.status("chat").differing for side in (owner, other)] != list(found):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+            await differ([], [])
+            # What only one of two versions knows is no difference.
+            other.configured = {"capacity": "8", "shares": "ads 1/2, search 1/2", "new": "1"}
+            other.replication.tell_configured()
+            await differ(["other: capacity, shares"], ["owner: capacity, shares"])
+            other.configured = dict(owner.configured)
+            other.replication.tell_configured()
+            await differ([], [])
 
     run(main)

@@ -4,7 +4,7 @@ from fairshare.core.decisions import DispatchQueue, Instance, Mode, Request
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.core.priority import Standing
-from fairshare.replicas.messages import Announce, Estate, LiveGrant, Submitted
+from fairshare.replicas.messages import Announce, Estate, LiveGrant, Sent, Submitted
 from fairshare.replicas.owner import Owner, OwnerOptions, Session
 
 
@@ -69,3 +69,31 @@ def test_what_a_replica_that_has_ended_had_in_flight_is_free_when_its_link_is_go
         assert in_flight_slots(decides) == 1
         decides.disconnected(session, 0.0)
         assert (in_flight_slots(decides), phantom_slots(decides)) == (0, slots_left)
+
+
+def test_phantoms_that_an_operator_clears_are_gone_also_for_a_successor_and_one_that_lives_is_counted_again() -> None:
+    decides = owner(LEFT)
+    assert decides.clear_phantoms("chat", 1.0) == {"dead": 2, "silent": 1}
+    assert phantom_slots(decides) == 0
+    assert decides.clear_phantoms("chat", 1.0) == {}
+    _, estate = decides.legacy(1.0)
+    assert not any(slots for by_pool in estate.in_flight.values() for slots in by_pool.values())
+    assert estate.counted == LEFT.counted
+    session = Session("silent", 1)
+    grant = LiveGrant(Submitted.of(Request("1", "search"), "chat"), "chat", "a", None, Standing.WITHIN_SHARE, True)
+    decides.received(session, [Announce("silent", (), [grant], ())], 2.0)
+    assert (in_flight_slots(decides), phantom_slots(decides)) == (1, 0)
+
+
+def test_a_team_whose_phantoms_are_cleared_has_its_share_again() -> None:
+    decides = owner(Estate({}, {"gone": {"chat": {"search": 3}}}))
+    decides.tick(2.0)
+    session = Session("here", 1)
+    decides.received(session, [Announce("here", (), (), ())], 2.0)
+    standings: list[Standing] = []
+    for number in range(2):
+        decides.received(session, [Submitted.of(Request(str(number), "search"), "chat")], 2.0)
+        standings += [message.standing for message in session.outbox if isinstance(message, Sent)]
+        session.outbox.clear()
+        decides.clear_phantoms("chat", 2.0)
+    assert standings == [Standing.BORROWING, Standing.WITHIN_SHARE]

@@ -12,6 +12,7 @@ from fairshare.cli import (
     accounts,
     calibrate,
     check,
+    clear_phantoms,
     demo,
     doctor,
     engine,
@@ -25,7 +26,22 @@ from fairshare.cli import (
 )
 from fairshare.errors import FairshareError
 
-COMMANDS = (serve, check, doctor, status, top, explain, keys, accounts, report, demo, engine, simulate, calibrate)
+COMMANDS = (
+    serve,
+    check,
+    doctor,
+    status,
+    top,
+    explain,
+    clear_phantoms,
+    keys,
+    accounts,
+    report,
+    demo,
+    engine,
+    simulate,
+    calibrate,
+)
 """Each has `register(app)`; the order is the one of `fairshare --help`."""
 
 

@@ -47,7 +47,9 @@ def key_in(file: Path, *, what: str) -> str:
         raise OperatorError(f"the {what} cannot be read from {file} ({reason})") from None
 
 
-def fetch(admin: str, path: str, key: str | None, query: Mapping[str, str] | None = None) -> bytes:
+def fetch(
+    admin: str, path: str, key: str | None, query: Mapping[str, str] | None = None, *, method: str = "GET"
+) -> bytes:
     """What the admin port answers.
 
     Raises:
@@ -63,7 +65,7 @@ def fetch(admin: str, path: str, key: str | None, query: Mapping[str, str] | Non
     url = admin.rstrip("/") + path
     if not url.startswith(("http://", "https://")):
         raise OperatorError(f'--admin must be an address such as {USUAL_ADMIN}, found "{admin}"')
-    request = urllib.request.Request(f"{url}?{urllib.parse.urlencode(query)}" if query else url)
+    request = urllib.request.Request(f"{url}?{urllib.parse.urlencode(query)}" if query else url, method=method)
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     # No proxy: the admin port is near, and a key must not go elsewhere.
@@ -78,7 +80,7 @@ def fetch(admin: str, path: str, key: str | None, query: Mapping[str, str] | Non
             raise OperatorError(f"{url} refuses the key; give the right one with --key-file") from None
         if error.code == 404 and sentence:
             raise NotKnown(sentence) from None
-        if error.code == 429 and sentence:
+        if error.code in (403, 409, 429) and sentence:
             raise OperatorError(sentence) from None
         raise OperatorError(f"{url} answers with status {error.code}; is this a fairshare admin port?") from None
     except (OSError, http.client.HTTPException, ValueError) as error:

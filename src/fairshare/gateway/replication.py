@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 
@@ -46,7 +47,6 @@ LAST_SAVE_SECONDS = 4.0
 FIRST_OWNER_SECONDS = 8.0
 """How long a replica that starts waits for somebody to own its pools: longer than a lease lasts."""
 
-
 REMEMBERED_ENDS = 256
 """How many of the processes of a machine that ended by themselves are told to a new owner: the last ones."""
 
@@ -56,15 +56,26 @@ SHOW_SECONDS = 1.0
 STALE_SECONDS = 5.0
 """What an owner said longer ago is not shown any more."""
 
-COUNTS = "counts"
-"""What is told: what a replica counted of limits and budgets, as `Fleet` says it."""
+ANSWER_SECONDS = 3.0
+"""How long an operator's question may take at the owner."""
 
-POOLS = "pools"
-"""What is asked: the state of the pools of a lease, which is named. The answer is JSON of `PoolStatus`."""
+Configured = Mapping[str, Mapping[str, str]]
+"""Pool → what is configured of it → its value, as text."""
 
 
-ENDED = "ended"
-"""What is told: the names (JSON) of replicas whose process has ended for certain."""
+class About(StrEnum):
+    """What replicas tell and ask each other beside what the members say."""
+
+    COUNTS = "counts"
+    """Told: what a replica counted of limits and budgets, as `Fleet` says it."""
+    ENDED = "ended"
+    """Told: the names (JSON) of replicas whose process has ended for certain."""
+    CONFIGURED = "configured"
+    """Told: `Configured` (JSON)."""
+    POOLS = "pools"
+    """Asked: the state of the pools of a lease, which is named. The answer is JSON of `PoolStatus`."""
+    CLEAR_PHANTOMS = "clear phantoms"
+    """Asked of an owner: `Member.clear_phantoms` for a pool, which is named. The answer is JSON of what it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +102,13 @@ class Replication:
         decided: Callable[[str, list[Decision]], None],
         new_queues: Callable[[Sequence[str], int], Mapping[str, DispatchQueue]],
         shown: Callable[[Sequence[str]], Sequence[PoolStatus]] = lambda _: (),
+        configured: Callable[[], Configured] = dict,
         clock: Clock = monotonic,
     ) -> None:
         """
         Args:
             shown: the state of these pools, as this process knows it.
+            configured: how the pools are configured here.
             database: where leases are.
             decided: `PoolDriver.decided`.
             new_queues: makes fresh queues of these pools over C / n slots, given n.
@@ -106,6 +119,12 @@ class Replication:
         self._decided = decided
         self._new_queues = new_queues
         self._shown = shown
+        self._configured = configured
+        self._configured_there: dict[str, Configured] = {}
+        """Peer → what it told."""
+        self._asked: dict[int, asyncio.Future[dict[str, int] | None]] = {}
+        """Questions whose answers are waited for."""
+        self._next_question = 1
         self._seen: dict[str, tuple[float, PoolStatus]] = {}
         """Pool → when its owner said what it looks like, and what."""
         self._fleet: Fleet | None = None
@@ -183,6 +202,28 @@ class Replication:
         for peer in self._links:
             self._tell_ended(peer)
 
+    async def clear_phantoms(self, pool: str) -> dict[str, int] | None:
+        """See `Owner.clear_phantoms`, wherever the owner is. None: nobody decides who could be reached."""
+        member = self._of_pool[pool].member
+        if member.owns:
+            cleared = member.clear_phantoms(pool)
+            self._rearm()
+            return cleared
+        number, self._next_question = self._next_question, self._next_question + 1
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.send(member.status().owner, Asked(number, About.CLEAR_PHANTOMS, pool.encode()))
+        try:
+            return await asyncio.wait_for(answer, ANSWER_SECONDS)
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
+
+    def tell_configured(self) -> None:
+        """The configuration changed here."""
+        for peer in self._links:
+            self._tell_configured(peer)
+
     async def wait_for_owners(self) -> None:
         """Until somebody decides for every pool, but not for ever: without a store there is nobody."""
         try:
@@ -244,7 +285,21 @@ class Replication:
             phantom_slots=status.phantom_slots,
             peers=sorted(self._links),
             unreachable=self.unreachable(),
+            differing=self._differing(pool),
         )
+
+    def _differing(self, pool: str) -> list[str]:
+        """Replicas that have the pool configured differently, each with in what. What only one side knows is alike."""
+        here = self._configured().get(pool)
+        if here is None:
+            return []
+        found: list[str] = []
+        for peer, pools in sorted(self._configured_there.items()):
+            there = pools.get(pool)
+            names = [name for name, value in here.items() if (there or {}).get(name, value) != value]
+            if names or there is None:
+                found.append(f"{peer}: {', '.join(names) or 'it has no such pool'}")
+        return found
 
     def unreachable(self) -> list[str]:
         """The peers that this replica dials in vain, and why."""
@@ -263,10 +318,15 @@ class Replication:
         links = self._links.setdefault(link.peer, [])
         links.append(link)
         if len(links) == 1:
-            self._router.connected(link.peer)
-            self._tell_all_counts(link.peer)
-            self._tell_ended(link.peer)
+            self._begin(link.peer)
             self._rearm()
+
+    def _begin(self, peer: str) -> None:
+        """There is a link to say things on, where there was none, or what was on its way on another is lost."""
+        self._router.connected(peer)
+        self._tell_all_counts(peer)
+        self._tell_ended(peer)
+        self._tell_configured(peer)
 
     def disconnected(self, link: PeerLink[OnLink], reason: str) -> None:
         # Whatever was on its way on this link is lost. With a second one both sides begin anew, on that.
@@ -274,11 +334,10 @@ class Replication:
         links.remove(link)
         if not links:
             del self._links[link.peer]
+            self._configured_there.pop(link.peer, None)
         self._router.disconnected(link.peer)
         if links:
-            self._router.connected(link.peer)
-            self._tell_all_counts(link.peer)
-            self._tell_ended(link.peer)
+            self._begin(link.peer)
         self._rearm()
 
     def received(self, link: PeerLink[OnLink], messages: list[OnLink]) -> None:
@@ -295,28 +354,44 @@ class Replication:
             await asyncio.sleep(SHOW_SECONDS)
             for member in self._router.members:
                 if member.role is Role.FOLLOWER:
-                    self.send(member.status().owner, Asked(0, POOLS, member.lease.encode()))
+                    self.send(member.status().owner, Asked(0, About.POOLS, member.lease.encode()))
 
     def _other(self, peer: str, message: Asked | Told) -> None:
         """What members do not look into. A newer version may ask and tell more."""
-        if message.about == COUNTS:
-            self._hear_counts(peer, message.content)
-        if message.about == ENDED:
-            self._take_ended(msgspec.json.decode(message.content, type=list[str]))
-        if message.about != POOLS:
-            return
-        if isinstance(message, Told):
-            for status in msgspec.json.decode(message.content, type=list[PoolStatus]):
-                self._seen[status.name] = (self._clock(), status)
-            return
-        for member in self._router.members:
-            if member.lease.encode() == message.content and member.owns:
-                self.send(peer, Told(message.number, POOLS, msgspec.json.encode(self._shown(member.pools))))
+        match message:
+            case Told(about=About.COUNTS):
+                self._hear_counts(peer, message.content)
+            case Told(about=About.ENDED):
+                self._take_ended(msgspec.json.decode(message.content, type=list[str]))
+            case Told(about=About.CONFIGURED):
+                self._configured_there[peer] = msgspec.json.decode(message.content, type=dict[str, dict[str, str]])
+            case Told(about=About.POOLS):
+                for status in msgspec.json.decode(message.content, type=list[PoolStatus]):
+                    self._seen[status.name] = (self._clock(), status)
+            case Told(about=About.CLEAR_PHANTOMS):
+                answer = self._asked.get(message.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(msgspec.json.decode(message.content, type=dict[str, int] | None))
+            case Asked(about=About.POOLS):
+                for member in self._router.members:
+                    if member.lease.encode() == message.content and member.owns:
+                        self.send(
+                            peer, Told(message.number, About.POOLS, msgspec.json.encode(self._shown(member.pools)))
+                        )
+            case Asked(about=About.CLEAR_PHANTOMS):
+                ports = self._of_pool.get(message.content.decode())
+                cleared = None if ports is None else ports.member.clear_phantoms(message.content.decode())
+                self.send(peer, Told(message.number, About.CLEAR_PHANTOMS, msgspec.json.encode(cleared)))
+            case _:
+                pass
+
+    def _tell_configured(self, peer: str) -> None:
+        self.send(peer, Told(0, About.CONFIGURED, msgspec.json.encode(self._configured())))
 
     def _tell_ended(self, peer: str) -> None:
         """The owner may be on another machine, where nobody else saw it."""
         if self._ended:
-            self.send(peer, Told(0, ENDED, msgspec.json.encode(self._ended)))
+            self.send(peer, Told(0, About.ENDED, msgspec.json.encode(self._ended)))
 
     def _take_ended(self, replicas: Iterable[str]) -> None:
         for replica in replicas:
@@ -331,12 +406,12 @@ class Replication:
     def _tell_counts(self, report: bytes, *, but: str | None = None) -> None:
         for peer in self._links:
             if peer != but:
-                self.send(peer, Told(0, COUNTS, report))
+                self.send(peer, Told(0, About.COUNTS, report))
 
     def _tell_all_counts(self, peer: str) -> None:
         if self._fleet is not None:
             for report in self._fleet.whole(wall()):
-                self.send(peer, Told(0, COUNTS, report))
+                self.send(peer, Told(0, About.COUNTS, report))
 
     def _hear_counts(self, peer: str, report: bytes) -> None:
         if self._fleet is None:

@@ -130,6 +130,8 @@ class ReplicationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that it has a link to."""
     unreachable: list[str]
     """Owners that it cannot reach, and why."""
+    differing: list[str] = []
+    """Replicas that have the pool configured differently, each with in what."""
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,6 +319,17 @@ def _replica_findings(replication: ReplicationStatus) -> list[FindingStatus]:
                 Severity.WARNING,
                 f"{replication.phantom_slots} slots are kept for requests of replicas that are not heard of; they are "
                 "free when those come back, or when the longest request could have ended.",
+                "If their machine is gone for certain: fairshare clear-phantoms.",
+            )
+        )
+    if replication.differing:
+        found.append(
+            _detail(
+                "replica-configured-differently",
+                Severity.WARNING,
+                f"Replicas have this pool configured differently ({'; '.join(replication.differing)}); in force is "
+                "what the owner has, and that changes with the owner.",
+                "Give all of them the same configuration.",
             )
         )
     return found

@@ -332,6 +332,16 @@ class Member:
             self._owner.ended(replica)
         self._finish(self._replica.settle())
 
+    def clear_phantoms(self, pool: str) -> dict[str, int] | None:
+        """See `Owner.clear_phantoms`. None: this replica does not decide."""
+        now = self._ports.clock()
+        if self._owner is None or not self._keeper.decides(now):
+            return None
+        cleared = self._owner.clear_phantoms(pool, now)
+        self._save_at = now  # nor may a successor find them
+        self._finish(self._replica.settle())
+        return cleared
+
     def received(self, peer: str, envelope: Envelope) -> None:
         """A replica said something about this lease."""
         now = self._ports.clock()

@@ -239,6 +239,24 @@ class Owner:
         if self._gathers_until is not None and not self._missing:
             self._gathered()
 
+    def clear_phantoms(self, pool: str, now: float) -> dict[str, int]:
+        """Somebody knows that nothing runs any more of what silent replicas had in flight in a pool.
+
+        Returns:
+            Replica → its slots that are free now. One that lives after all is counted again when it announces itself.
+        """
+        cleared: dict[str, int] = {}
+        dropped: list[_Lost] = []
+        for replica, lost in tuple(self._lost.items()):
+            here = [each for each in lost if each.pool == pool]
+            dropped += here
+            if slots := sum(each.slots for each in here if each.until > now):
+                cleared[replica] = slots
+            self._lost[replica] = [each for each in lost if each.pool != pool]
+        self._drop_phantoms(dropped)
+        self._route(self.queues[pool].capacity_changed())
+        return cleared
+
     def received(self, session: Session, messages: Sequence[Message], now: float) -> None:
         """Messages of a replica came, in order."""
         if self._resigned:
