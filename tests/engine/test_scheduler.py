@@ -1,6 +1,7 @@
 """vLLM's measured scheduling rules as hand-worked transcripts (vLLM 0.32, priority and fcfs policy)."""
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -500,3 +501,13 @@ def test_an_id_in_use_is_refused() -> None:
 def test_a_configuration_that_could_not_run_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         changed(SMALL_KV, **changes)
+
+
+def test_a_decoding_request_is_quiet_until_its_last_step() -> None:
+    scheduler = Scheduler(changed(BIG, step_seconds=1.0, token_seconds=0.0))
+    assert scheduler.quiet_until() == inf
+    scheduler.add("a", prompt_tokens=10, output_tokens=20)
+    assert scheduler.quiet_until() == 0.0
+    scheduler.step()
+    # It has one token of twenty: eighteen quiet steps, and the one that begins at 19 ends it.
+    assert 18.0 < scheduler.quiet_until() < 19.0

@@ -1,12 +1,16 @@
 """The scheduler against a naive one, and its own promises, under random loads."""
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.naive_scheduler import NaiveScheduler
 from fairshare.engine.scheduler import Change, Event, FinishReason, Policy, Scheduler, SchedulerConfig
+from fairshare.engine.sglang import SglangScheduler
 
 
 @st.composite
@@ -86,11 +90,16 @@ def test_it_does_what_the_naive_scheduler_does_step_by_step(config: SchedulerCon
     assert scheduler.preemptions == naive.preemptions
 
 
-@settings(max_examples=150, deadline=None)
-@given(configs(), loads())
-def test_advancing_gives_what_single_steps_give(config: SchedulerConfig, actions: list) -> None:
+def sglang(config: SchedulerConfig, observer: Callable[[Change, str], None] | None = None) -> Scheduler:
+    return SglangScheduler(replace(config, policy=Policy.PRIORITY), observer, preemption_threshold=0)
+
+
+@pytest.mark.parametrize("make", [Scheduler, sglang])
+@settings(max_examples=100, deadline=None)
+@given(config=configs(), actions=loads())
+def test_advancing_gives_what_single_steps_give(make: Callable, config: SchedulerConfig, actions: list) -> None:
     changes: list[str] = []
-    single, fast = Scheduler(config, observer=lambda _, id: changes.append(id)), Scheduler(config)
+    single, fast = make(config, observer=lambda _, id: changes.append(id)), make(config)
     tokens: dict[str, int] = {}
     for number, action in enumerate([*actions, ("step", 500)]):
         if action[0] == "add":
@@ -106,6 +115,7 @@ def test_advancing_gives_what_single_steps_give(config: SchedulerConfig, actions
                 seen: list[Event] = []
                 while single.steps < fast.steps:
                     assert seen == [], "advance went past a step that it had to report"
+                    assert single.now < until
                     quiet = single.now < quiet_until
                     changes.clear()
                     seen = [e for e in single.step() if e.finished or tokens.get(e.request_id, 0) == 0]

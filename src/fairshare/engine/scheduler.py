@@ -359,7 +359,8 @@ class Scheduler:
         self._prefilled: list[Running] = []  # whose text was computed to its end in this step
         self._serials = 0
         self._admissions = 0
-        # now = origin + steps x a + tokens x b since then, from whole numbers: the same for every grouping of steps.
+        self.now = 0.0
+        """Seconds: the end of the last step, or the last time waited for."""
         self._origin_at = 0.0
         self._origin_steps = 0
         self._origin_tokens = 0
@@ -371,15 +372,6 @@ class Scheduler:
         self.prefix_hits = 0
 
     # ------------------------------------------------------------------ what is
-
-    @property
-    def now(self) -> float:
-        """Seconds: the end of the last step, or the last time waited for."""
-        return (
-            self._origin_at
-            + (self.steps - self._origin_steps) * self.config.step_seconds
-            + (self.scheduled_tokens - self._origin_tokens) * self.config.token_seconds
-        )
 
     @property
     def running(self) -> list[str]:
@@ -513,7 +505,7 @@ class Scheduler:
             if events:
                 return events
         if not self._sequences and until > self.now:
-            self._origin_at = until
+            self.now = self._origin_at = until
             self._origin_steps = self.steps
             self._origin_tokens = self.scheduled_tokens
         return []
@@ -528,8 +520,7 @@ class Scheduler:
             return inf
         if self._prefilling is not None or self._cache is not None or not self._running:
             return self.now
-        a_seat_is_free = len(self._running) < self.config.max_num_seqs
-        if self._waiting_count and a_seat_is_free and self._fits(self._waiting.head(), []):
+        if self._head_gets_a_seat():
             return self.now
         decoding = len(self._running)
         # In a block's length of steps each running request needs at most one block.
@@ -544,22 +535,57 @@ class Scheduler:
     # ------------------------------------------------------------------ one step
 
     def _skip_quiet_steps(self, until: float) -> None:
-        """Runs the steps in which all running requests get one token each and nothing else can change."""
+        """Runs the steps in which all running requests get one token each and nothing else can change.
+
+        O(block size), whatever their number.
+        """
         if self._prefilling is not None or self._cache is not None or not self._running:
             return
-        # While nothing else changes, free blocks only get fewer: a head that does not fit now will not fit.
-        a_seat_is_free = len(self._running) < self.config.max_num_seqs
-        if self._waiting_count and a_seat_is_free and self._fits(self._waiting.head(), []):
+        steps = self._finish_steps[0] - 1 - self.steps
+        if steps <= 0:
             return
-        last_quiet_step = self._finish_steps[0] - 1
+        if self._head_gets_a_seat():
+            return
         decoding = len(self._running)
-        while self.steps < last_quiet_step and self.now < until:
-            needed = len(self._needing[self.steps % self.config.block_size])
-            if needed > self._free_blocks:
-                return
-            self._free_blocks -= needed
-            self.steps += 1
-            self.scheduled_tokens += decoding
+        if self._end_of(steps - 1, decoding) >= until:  # not all of them begin before `until`
+            step_seconds = self.config.step_seconds + decoding * self.config.token_seconds
+            steps = int((until - self.now) / step_seconds)
+            # Rounding may have hit the step beside it.
+            while self._end_of(steps, decoding) < until:
+                steps += 1
+            while steps and self._end_of(steps - 1, decoding) >= until:
+                steps -= 1
+        # In a block's length of steps each running request needs exactly one block.
+        block_size = self.config.block_size
+        rounds = min(steps // block_size, self._free_blocks // decoding)
+        free_blocks = self._free_blocks - rounds * decoding
+        done = rounds * block_size
+        while done < steps:
+            needed = len(self._needing[(self.steps + done) % block_size])
+            if needed > free_blocks:
+                break
+            free_blocks -= needed
+            done += 1
+        self._free_blocks = free_blocks
+        self._pass(done, done * decoding)
+
+    def _end_of(self, steps: int, tokens_each: int) -> float:
+        """When that many more steps have ended.
+
+        From whole numbers since the origin, so that the time is the same for every grouping of steps.
+        """
+        config = self.config
+        return (
+            self._origin_at
+            + (self.steps + steps - self._origin_steps) * config.step_seconds
+            + (self.scheduled_tokens + steps * tokens_each - self._origin_tokens) * config.token_seconds
+        )
+
+    def _pass(self, steps: int, tokens: int) -> None:
+        """Time of so many steps with so many tokens in all of them goes by."""
+        self.steps += steps
+        self.scheduled_tokens += tokens
+        self.now = self._end_of(0, 0)
 
     def _run_step(self) -> list[Running]:
         """One step up to its tokens. Returns the requests that are finished by it; they still have to be retired."""
@@ -567,8 +593,7 @@ class Scheduler:
         preempted, budget = self._schedule_running()
         if not preempted:
             budget = self._admit(budget)
-        self.steps += 1
-        self.scheduled_tokens += self.config.max_num_batched_tokens - budget
+        self._pass(1, self.config.max_num_batched_tokens - budget)
 
         if self._finish_steps and self._finish_steps[0] == self.steps:
             heapq.heappop(self._finish_steps)
@@ -689,6 +714,15 @@ class Scheduler:
             if self._observer is not None:
                 self._observer(Change.ADMITTED, sequence.id)
         return budget
+
+    def _head_gets_a_seat(self) -> bool:
+        """Whether the next step may admit; if not, none will while nothing else changes: free blocks only get fewer.
+
+        Without prefix caching, and with every running request decoding.
+        """
+        if not self._waiting_count or len(self._running) >= self.config.max_num_seqs:
+            return False
+        return self._fits(self._waiting.head(), [])
 
     def _shared_blocks(self, sequence: Running) -> list[int]:
         if self._cache is None:

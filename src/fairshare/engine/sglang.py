@@ -94,15 +94,24 @@ class SglangScheduler(Scheduler):
             if budget <= 0 or not self._waiting_count or not is_full or not self._displace(running_before):
                 return budget
 
-    def _displace(self, running_before: int) -> bool:
-        """Takes one seat from the worst running request for the head of the queue, if it is worse by enough."""
-        if self._threshold is None:
-            return False
+    def _head_gets_a_seat(self) -> bool:
+        is_full = len(self._running) >= self.config.max_num_seqs
+        if self._waiting_count and is_full:
+            return self._displaced(self._admissions) is not None
+        return super()._head_gets_a_seat()
+
+    def _displaced(self, running_before: int) -> Running | None:
+        """The worst running request, if it is worse than the head of the queue by enough."""
         candidates = [one for one in self._running.values() if one.decoding and one.admission <= running_before]
-        if not candidates:
-            return False
+        if self._threshold is None or not candidates:
+            return None
         victim = max(candidates, key=lambda one: (one.priority, one.arrival))
-        if victim.priority - self._waiting.head().priority <= self._threshold:
+        return victim if victim.priority - self._waiting.head().priority > self._threshold else None
+
+    def _displace(self, running_before: int) -> bool:
+        """Takes the seat of one running request for the head of the queue."""
+        victim = self._displaced(running_before)
+        if victim is None:
             return False
         self._granted_up_to = running_before  # they have got what they need for this step
         self._evict(victim)
