@@ -22,7 +22,7 @@ pools:
     shares: {{search: 1/2, ads: 1/2}}
     models: [tiny]
     instances: [{engine}]
-    timeouts: {{longest_request: 20s}}
+    timeouts: {{longest_request: {longest}}}
 teams:
   - name: search
     keys: [{search}]
@@ -41,13 +41,20 @@ class Site:
     keys: dict[str, str]
 
 
-def site(folder: Path, engine: EngineProcess, *, store: str = "sqlite:store.sqlite3", more: str = "") -> Site:
+def site(
+    folder: Path,
+    engine: EngineProcess,
+    *,
+    store: str = "sqlite:store.sqlite3",
+    more: str = "",
+    longest_request: str = "20s",
+) -> Site:
     keys: dict[str, str] = {}
     entries: dict[str, str] = {}
     for team in ("search", "ads"):
         keys[team], entries[team] = keys_made("--team", team)
     config = folder / "fairshare.yaml"
-    config.write_text(CONFIG.format(engine=engine.url, store=store, more=more, **entries))
+    config.write_text(CONFIG.format(engine=engine.url, store=store, more=more, longest=longest_request, **entries))
     return Site(config, keys)
 
 

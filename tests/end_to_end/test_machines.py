@@ -38,7 +38,15 @@ def free_port() -> int:
 class Machines:
     """Two gateways, and a relay before the store and before each of them."""
 
-    def __init__(self, folder: Path, engine: EngineProcess, postgres: Postgres, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        engine: EngineProcess,
+        postgres: Postgres,
+        stack: ExitStack,
+        *,
+        longest_request: str = "20s",
+    ) -> None:
         database = postgres.new_database(migrated=True)
         self.database = database.database
         self.postgres = postgres
@@ -60,7 +68,7 @@ class Machines:
             home.mkdir()
             replicas = f"{{listen: 127.0.0.1:{port}, advertise: 127.0.0.1:{link.port}, secret_file: {secret}}}"
             store = f"postgresql://fairshare@127.0.0.1:{self.store.port}/{self.database}"
-            here = site(home, engine, store=store, more=f"replicas: {replicas}")
+            here = site(home, engine, store=store, more=f"replicas: {replicas}", longest_request=longest_request)
             if self.keys:
                 # One site: the same keys everywhere.
                 here.config.write_text(here.config.read_text().replace(_teams(here.config), self._teams))
@@ -88,6 +96,11 @@ class Machines:
 
         eventually(one, "one owner")
         return found[0]
+
+    def rows(self, query: str) -> list[str]:
+        """What the store answers, a line for each row."""
+        arguments = ("-h", self.socket_folder, "-U", "fairshare", "-d", self.database, "-Atc", query)
+        return self.postgres.tool("psql", *arguments).decode().splitlines()
 
     def other(self) -> GatewayProcess:
         owner = self.owner()
@@ -159,8 +172,7 @@ def agrees_with_the_account(machines: Machines, owner: GatewayProcess) -> None:
     query = "select coalesce(sum(cost_units), 0) from ledger where team = 'search'"
 
     def equal() -> bool:
-        arguments = ("-h", machines.socket_folder, "-U", "fairshare", "-d", machines.database, "-Atc", query)
-        charged = float(machines.postgres.tool("psql", *arguments))
+        charged = float(machines.rows(query)[0])
         return owner.team("search")["usage"] == pytest.approx(charged, rel=1e-9)
 
     eventually(equal, "usage is what the account adds up to")

@@ -1,6 +1,7 @@
 """What the parent of a machine's workers gives to each of them."""
 
 import asyncio
+import fcntl
 import os
 import shutil
 import socket
@@ -80,14 +81,29 @@ class WorkerSeat(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(path.read_bytes(), type=list[str]) if path.exists() else []
 
     def leave(self) -> None:
-        """Without a parent, which would do it: remove what is this worker's; the last one removes it all."""
+        """Without a parent, which would do it: remove what is this worker's; the last one that lives removes it all."""
         shutil.rmtree(self.home, ignore_errors=True)
         machine = self.home.parent
-        if not any(path.is_dir() for path in machine.glob("*")):
+        if not any(_lives(path) for path in machine.glob("*") if path.is_dir()):
             shutil.rmtree(machine, ignore_errors=True)
 
     def encoded(self) -> str:
         return msgspec.json.encode(self).decode()
+
+
+def _lives(folder: Path) -> bool:
+    """Whether a worker has taken this folder and has not ended, however."""
+    try:
+        taken = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False  # it leaves, too
+    try:
+        fcntl.flock(taken, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(taken)
+    return False
 
 
 def replica_name(pid: int, token: str) -> str:
@@ -108,6 +124,9 @@ class Parent:
         """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD`, `DUMP` and `HEAR_ENDED`."""
         self._seat = seat
         self._is_gone = False
+        # The system gives it back when this process ends, also if it is killed.
+        self._taken = os.open(seat.home, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._taken, fcntl.LOCK_EX)
         self._socket = socket.socket(fileno=os.dup(seat.life))
         os.close(seat.life)
         self._socket.setblocking(False)
@@ -121,6 +140,7 @@ class Parent:
         """This worker ends."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
+        os.close(self._taken)
         if self._is_gone:
             self._seat.leave()
 
