@@ -40,7 +40,7 @@ def made(path: Path, *by: str, only: dict[str, str] | None = None, rows: list[Le
         database = Database(SqliteFile(path))
         try:
             ledger = LedgerStore(database)
-            await ledger.write(rows, [], {})
+            await ledger.write(rows, [], {}, now=0.0)
             return await reports.report(ledger, Span(0.0, 100.0), where=UTC, by=by, only=only or {})
         finally:
             await database.close()

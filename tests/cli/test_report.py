@@ -27,7 +27,7 @@ def config(tmp_path: Path, migrated_file: Path) -> Path:
 
     async def fill() -> None:
         database = Database(SqliteFile(tmp_path / "fairshare.sqlite3"))
-        await LedgerStore(database).write([row(10), row(20, team="ads", request_id="näme")], [], {})
+        await LedgerStore(database).write([row(10), row(20, team="ads", request_id="näme")], [], {}, now=0.0)
         await database.close()
 
     asyncio.run(fill())

@@ -46,6 +46,7 @@ class Machines:
         stack: ExitStack,
         *,
         longest_request: str = "20s",
+        run: bool = True,
     ) -> None:
         database = postgres.new_database(migrated=True)
         self.database = database.database
@@ -56,6 +57,8 @@ class Machines:
         secret = folder / "peers.key"
         secret.write_text("0123456789abcdef" * 4)
         secret.chmod(0o600)
+        self._stack = stack
+        self.configs: list[Path] = []
         self.links: list[Relay] = []
         self.gateways: list[GatewayProcess] = []
         self.keys: dict[str, str] = {}
@@ -74,7 +77,14 @@ class Machines:
                 here.config.write_text(here.config.read_text().replace(_teams(here.config), self._teams))
             else:
                 self.keys, self._teams = here.keys, _teams(here.config)
-            self.gateways.append(stack.enter_context(started(lambda: GatewayProcess(here.config))))  # noqa: B023
+            self.configs.append(here.config)
+            if run:
+                self.start(here.config)
+
+    def start(self, config: Path, *, module: str = "fairshare") -> GatewayProcess:
+        gateway = self._stack.enter_context(started(lambda: GatewayProcess(config, module=module)))
+        self.gateways.append(gateway)
+        return gateway
 
     @property
     def urls(self) -> list[str]:
@@ -169,7 +179,7 @@ def test_nothing_that_machines_tell_each_other_or_the_store_has_a_word_of_a_requ
 def agrees_with_the_account(machines: Machines, owner: GatewayProcess) -> None:
     """The pool's usage (without decay) is what the account of all machines adds up to: each charge counts once."""
     eventually(lambda: owner.pool()["in_flight"] == 0, "nothing is in flight")
-    query = "select coalesce(sum(cost_units), 0) from ledger where team = 'search'"
+    query = "select coalesce(sum(cost_units), 0) from account where team = 'search'"
 
     def equal() -> bool:
         charged = float(machines.rows(query)[0])

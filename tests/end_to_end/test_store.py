@@ -78,7 +78,7 @@ def test_a_gateway_that_is_killed_has_its_account_and_usage_when_it_comes_back(
         gateway.signal(signal.SIGTERM)
         gateway.wait()
     with sqlite3.connect(tmp_path / "accounts.sqlite3") as store:
-        rows = store.execute("select team, status, cost_units from ledger").fetchall()
+        rows = store.execute("select team, status, cost_units from account").fetchall()
         (saved,) = store.execute("select cost_units from usage").fetchone()
     store.close()
     assert [row[:2] for row in rows] == [("search", 200)] * 4
@@ -191,7 +191,7 @@ def test_a_full_disk_delays_the_account_and_loses_nothing(tmp_path: Path, engine
             assert [line["level"] for line in told] == ["error", "warning"]
         with contextlib.closing(sqlite3.connect(disk.folder / "accounts.sqlite3")) as store:
             assert store.execute("pragma integrity_check").fetchone() == ("ok",)
-            count, charged = store.execute("select count(*), sum(cost_units) from ledger").fetchone()
+            count, charged = store.execute("select count(*), sum(cost_units) from account").fetchone()
             (saved,) = store.execute("select cost_units from usage").fetchone()
         assert count == asked
         assert charged == pytest.approx(saved)

@@ -186,7 +186,7 @@ def test_what_is_wrong_is_said_in_the_shape_of_every_error(tmp_path: Path, migra
 
 def test_a_report_is_what_the_command_shows(tmp_path: Path, migrated_file: Path) -> None:
     async def main(site: Site) -> None:
-        await LedgerStore(site.database).write([row(10), row(20)], [], {})
+        await LedgerStore(site.database).write([row(10), row(20)], [], {}, now=0.0)
         report = await site.ask("GET", "report?month=1970-01&by=team,model")
         assert report["total"]["requests"] == 2
         assert report["rows"][0]["model"] == "tiny"

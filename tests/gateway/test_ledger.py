@@ -12,7 +12,8 @@ import pytest
 
 from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass, Standing
-from fairshare.gateway.ledger import BATCH_RECORDS, RETENTION_SECONDS, Ledger, Names, decayed
+from fairshare.gateway.identity import Identity
+from fairshare.gateway.ledger import BATCH_RECORDS, RETENTION_SECONDS, Ledger, decayed
 from fairshare.gateway.ports import Outcome, RequestRecord
 from fairshare.storage.accounts import AccountStore, KeyRow
 from fairshare.storage.address import SqliteFile
@@ -95,7 +96,7 @@ def replace(path: Path, content: bytes | None = None) -> None:
 
 def rows_of(path: Path) -> int:
     with closing(sqlite3.connect(path)) as store:
-        return store.execute("select count(*) from ledger").fetchone()[0]
+        return store.execute("select count(*) from account").fetchone()[0]
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def path(tmp_path: Path, migrated_file: Path) -> Path:
 
 def test_a_record_becomes_a_row_with_all_that_it_says(path: Path) -> None:
     async def main() -> None:
-        names = Names(organisation="lab", team="vision", project="vision/ocr", tag="nightly")
+        names = Identity("k", "vision", ServiceClass.BATCH, None, "lab", "vision/ocr", "nightly")
         site = Site(path, names=lambda key: names if key == "k" else None)
         await site.ledger.start()
         site.ledger.finished(

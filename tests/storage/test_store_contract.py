@@ -14,8 +14,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, insert, select
 
+from fairshare.accounts.reports import EXPORTED
 from fairshare.storage.accounts import (
     AccountStore,
     AuditRow,
@@ -30,7 +31,7 @@ from fairshare.storage.address import SqliteFile, StoreAddress
 from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew, StoreUnavailable
 from fairshare.storage.history import HistoryRow, HistoryStore
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
-from fairshare.storage.schema import COMPATIBLE_REVISION, REVISION, ledger, metadata
+from fairshare.storage.schema import COMPATIBLE_REVISION, REVISION, ledger, metadata, request_owners, request_ways
 from support.postgres import Postgres
 from support.storing import Run, row, running
 
@@ -101,6 +102,22 @@ def test_the_fields_of_a_ledger_row_are_the_columns_in_their_order() -> None:
     assert tuple(column.name for column in ledger.c) == LedgerRow.__struct_fields__
 
 
+def test_the_view_of_the_account_shows_what_was_written_before_and_after_its_rows_became_numbers(run: Run) -> None:
+    async def main(database: Database) -> None:
+        await LedgerStore(database).write([row(2)], [], {}, now=0.0)
+        async with database.writing() as connection:
+            await connection.execute(insert(ledger).values(msgspec.structs.asdict(row(1))))
+        shown = ", ".join(EXPORTED)
+        async with database.reading() as connection:
+            seen = await connection.exec_driver_sql(f"select {shown} from account order by ended_at")
+            assert [tuple(each) for each in seen] == [
+                tuple(getattr(row(number), name) for name in EXPORTED) for number in (1, 2)
+            ]
+            assert set(seen.keys()) == set(EXPORTED)
+
+    run(main)
+
+
 def test_the_revision_of_the_schema_is_the_last_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -124,7 +141,7 @@ def test_what_is_written_comes_back_as_it_was(run: Run) -> None:
 
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write([*rows], [], {})
+        await store.write([*rows], [], {}, now=0.0)
         assert await exported(store) == [
             *sorted(rows, key=lambda each: (each.ended_at, each.writer)),
         ]
@@ -139,7 +156,7 @@ def test_rows_of_a_batch_are_made_as_they_are_written_so_that_other_tasks_run_in
 
         def rows() -> Iterator[LedgerRow]:
             nonlocal made
-            for made in range(1, 451):
+            for made in range(1, 1101):
                 yield row(made)
 
         async def looks() -> None:
@@ -149,10 +166,10 @@ def test_rows_of_a_batch_are_made_as_they_are_written_so_that_other_tasks_run_in
 
         store = LedgerStore(database)
         looking = asyncio.create_task(looks())
-        await store.write(rows(), [], {})
+        await store.write(rows(), [], {}, now=0.0)
         looking.cancel()
-        assert seen == {0, *range(100, 401, 100), 450}
-        assert [each.number for each in await exported(store)] == [*range(1, 451)]
+        assert seen == {0, *range(250, 1001, 250), 1100}
+        assert [each.number for each in await exported(store)] == [*range(1, 1101)]
 
     run(main)
 
@@ -160,9 +177,56 @@ def test_rows_of_a_batch_are_made_as_they_are_written_so_that_other_tasks_run_in
 def test_a_batch_that_is_written_twice_counts_once(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write([row(1), row(2)], [], {})
-        await store.write([row(1), row(2), row(3)], [], {})
+        await store.write([row(1), row(2)], [], {}, now=0.0)
+        await store.write([row(1), row(2), row(3)], [], {}, now=0.0)
         assert [each.number for each in await exported(store)] == [1, 2, 3]
+
+    run(main)
+
+
+def test_what_a_batch_that_failed_had_in_common_is_written_with_the_next(run: Run) -> None:
+    def rows() -> Iterator[LedgerRow]:
+        yield from (row(number) for number in range(1, 300))
+        raise ZeroDivisionError
+
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        with pytest.raises(ZeroDivisionError):
+            await store.write(rows(), [], {}, now=0.0)
+        assert await exported(store) == []
+        await store.write([row(1)], [], {}, now=0.0)
+        assert await exported(store) == [row(1)]
+
+    run(main)
+
+
+def test_two_gateways_write_what_their_requests_have_in_common_once(run: Run) -> None:
+    async def main(database: Database) -> None:
+        ours, theirs = LedgerStore(database), LedgerStore(database)
+        await asyncio.gather(
+            ours.write([row(1), row(3, tag="x")], [], {}, now=0.0),
+            theirs.write([row(2, writer=2), row(4, writer=2, status=503)], [], {}, now=0.0),
+        )
+        assert [each.number for each in await exported(ours)] == [1, 2, 3, 4]
+        async with database.reading() as connection:
+            assert await connection.scalar(select(func.count()).select_from(request_owners)) == 2
+            assert await connection.scalar(select(func.count()).select_from(request_ways)) == 2
+
+    run(main)
+
+
+def test_what_no_request_has_in_common_any_more_goes_with_a_later_month(run: Run) -> None:
+    days = 86400.0
+
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        for day, key in ((0, "gone"), (0, "stays"), (20, "stays"), (40, "stays")):
+            at = day * days + 10
+            await store.write([row(day + len(key), ended_at=at, key_id=key)], [], {}, now=at)
+        assert await store.roll_up(begins_at=0.0, ends_at=31 * days) == 3
+        assert [each.key_id for each in await exported(store)] == ["stays"]
+        async with database.reading() as connection:
+            assert (await connection.scalars(select(request_owners.c.key_id))).all() == ["stays"]
 
     run(main)
 
@@ -170,8 +234,8 @@ def test_a_batch_that_is_written_twice_counts_once(run: Run) -> None:
 def test_usage_is_what_was_saved_last(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write([], [UsageRow("chat", "ads", 1.5, 10.0), UsageRow("chat", "search", 2.0, 10.0)], {})
-        await store.write([], [UsageRow("chat", "ads", 0.1 + 0.2, 11.0)], {})
+        await store.write([], [UsageRow("chat", "ads", 1.5, 10.0), UsageRow("chat", "search", 2.0, 10.0)], {}, now=0.0)
+        await store.write([], [UsageRow("chat", "ads", 0.1 + 0.2, 11.0)], {}, now=0.0)
         assert await store.usage() == [
             UsageRow("chat", "ads", 0.1 + 0.2, 11.0),
             UsageRow("chat", "search", 2.0, 10.0),
@@ -193,6 +257,7 @@ def test_sums_are_half_open_in_time_and_group_as_asked(run: Run) -> None:
             ],
             [],
             {},
+            now=0.0,
         )
         assert await store.sums(begins_at=10, ends_at=20, by=["team"]) == [
             Sums(("ads",), 1, 1, 10, 4, 5, 0.0, 0.0),
@@ -213,7 +278,7 @@ def test_an_export_is_in_pages_and_loses_nothing_where_times_are_equal(
 
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write([row(number, ended_at=5.0) for number in range(1, 9)], [], {})
+        await store.write([row(number, ended_at=5.0) for number in range(1, 9)], [], {}, now=0.0)
         assert [each.number for each in await exported(store)] == list(range(1, 9))
 
     run(main)
@@ -222,7 +287,7 @@ def test_an_export_is_in_pages_and_loses_nothing_where_times_are_equal(
 def test_what_was_consumed_is_counted_up_to_a_mark(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write([row(1), row(2, model="big"), row(3, tag="nightly"), row(3, writer=9)], [], {})
+        await store.write([row(1), row(2, model="big"), row(3, tag="nightly"), row(3, writer=9)], [], {}, now=0.0)
 
         async def consumed(**other: Any) -> float:
             asked: dict[str, Any] = {
@@ -246,7 +311,7 @@ def test_a_month_that_was_rolled_up_adds_up_to_what_it_was(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LedgerStore(database)
         await store.write(
-            [row(n, team="ads" if n % 3 else "search", project=f"p{n % 2}") for n in range(1, 31)], [], {}
+            [row(n, team="ads" if n % 3 else "search", project=f"p{n % 2}") for n in range(1, 31)], [], {}, now=0.0
         )
         before = await store.sums(begins_at=0, ends_at=100, by=DIMENSIONS)
         assert await store.roll_up(begins_at=10, ends_at=20) == 10
@@ -357,8 +422,8 @@ def test_when_a_key_was_last_used_only_moves_forward_and_is_no_change(run: Run) 
             node = await change.add(lab(), target="lab")
             await change.add(key(node.id), target="k1")
         ledger_store = LedgerStore(database)
-        await ledger_store.write([], [], {"k1": 50.0, "unknown": 50.0})
-        await ledger_store.write([], [], {"k1": 40.0})
+        await ledger_store.write([], [], {"k1": 50.0, "unknown": 50.0}, now=0.0)
+        await ledger_store.write([], [], {"k1": 40.0}, now=0.0)
         assert [each.last_used_at for each in await store.all(KeyRow)] == [50.0]
         assert await store.version() == 1
 
@@ -414,10 +479,10 @@ def test_a_backup_of_a_store_in_use_restores_to_what_it_was(
 
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write(rows, [UsageRow("chat", "search", 7.0, 1.0)], {})
+        await store.write(rows, [UsageRow("chat", "search", 7.0, 1.0)], {}, now=0.0)
         async with database.reading():
             copy.append(await asyncio.to_thread(backed_up, address, tmp_path, request))
-        await store.write([row(500)], [], {})
+        await store.write([row(500)], [], {}, now=0.0)
 
     run(main)
 
@@ -494,7 +559,7 @@ def test_the_last_requests_with_an_id_come_back_newest_first(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LedgerStore(database)
         rows = [row(number, request_id="again" if number % 2 else f"r{number}") for number in range(30)]
-        await store.write(rows, [], {})
+        await store.write(rows, [], {}, now=0.0)
         found = await store.with_id("again")
         assert [each.number for each in found] == [29, 27, 25, 23, 21, 19, 17, 15, 13, 11]
         assert await store.with_id("never") == []

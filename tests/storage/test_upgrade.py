@@ -2,16 +2,17 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import BigInteger, Connection, Float, Integer, LargeBinary, MetaData, Table, select
+from sqlalchemy import BigInteger, Connection, Float, Integer, LargeBinary, MetaData, Table, insert, select
 
 from fairshare.storage.address import SqliteFile, StoreAddress
 from fairshare.storage.database import MIGRATIONS, Database
-from fairshare.storage.ledger import LedgerStore
-from fairshare.storage.schema import REVISION
+from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark
+from fairshare.storage.schema import REVISION, ledger
 from support.storing import Run, row, running
 
 CONFIG = Config()
@@ -113,24 +114,40 @@ def test_a_store_of_every_older_version_is_upgraded_with_all_that_is_in_it(older
         assert len(before["ledger"]) == len(before["keys"]) == len(before["audit"]) == 1
         # And it works.
         store = LedgerStore(database)
-        await store.write([row(2)], [], {})
+        await store.write([row(2)], [], {}, now=0.0)
         assert [each async for page in store.rows(begins_at=0, ends_at=3) for each in page] == [row(2)]
 
     running(older, main)
 
 
-def test_a_program_of_the_oldest_version_that_can_use_the_store_still_writes_its_records(run: Run) -> None:
-    """Replicas of two versions run side by side during an upgrade; `finish_reason` came with revision 0004."""
+def test_what_programs_of_older_versions_write_meanwhile_is_in_every_sum_once(run: Run) -> None:
+    """Replicas of two versions run side by side during an upgrade. The oldest write no `finish_reason`; all before
+    revision 0005 write into `ledger`."""
 
     async def main(database: Database) -> None:
         store = LedgerStore(database)
-        await store.write([row(1)], [], {})
+        theirs, ours = row(1, finish_reason=""), row(2)
+        await store.write([ours], [], {}, now=0.0)
         async with database.writing() as connection:
-            old = ", ".join(name for name in row(1).__struct_fields__ if name != "finish_reason")
-            newer = old.replace("number", "number + 1", 1)
-            await connection.exec_driver_sql(f"insert into ledger ({old}) select {newer} from ledger")
-        async with database.reading() as connection:
-            said = await connection.exec_driver_sql("select finish_reason from ledger order by number")
-            assert [each[0] for each in said] == ["stop", ""]
+            values = msgspec.structs.asdict(theirs)
+            del values["finish_reason"]
+            await connection.execute(insert(ledger).values(values))
+
+        async def exported() -> list[LedgerRow]:
+            return [each async for page in store.rows(begins_at=0, ends_at=3) for each in page]
+
+        assert await exported() == [theirs, ours]
+        assert await store.with_id("request-1") == [theirs]
+        assert await store.oldest() == 1.0
+        before = await store.sums(begins_at=0, ends_at=3, by=DIMENSIONS)
+        assert [(each.requests, each.cost_units, each.slot_seconds) for each in before] == [(2, 0.5, 4.0)]
+        for level, model in (("search", None), ("search", "tiny"), ("ads", None)):
+            charged = await store.consumed(
+                column="team", value=level, model=model, tag=None, since=0.0, until=[Mark(9, 0)]
+            )
+            assert charged == (0.5 if level == "search" else 0.0)
+        assert await store.roll_up(begins_at=0, ends_at=3) == 2
+        assert await exported() == []
+        assert await store.sums(begins_at=0, ends_at=3, by=DIMENSIONS) == before
 
     run(main)

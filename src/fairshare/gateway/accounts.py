@@ -16,7 +16,7 @@ from fairshare.accounts.service import Tree
 from fairshare.clock import Clock
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.identity import Identity
-from fairshare.gateway.ledger import Ledger, Names
+from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.ports import RequestRecord
 from fairshare.gateway.status import BudgetStatus
 from fairshare.storage.accounts import AccountStore, LiveKey, Rules
@@ -96,12 +96,9 @@ class LiveAccounts:
         self._configured = dict(identities)
         self._identities.clear()
 
-    def names(self, key_id: str) -> Names | None:
-        """What the account calls the owner of a key."""
-        identity = self._by_key_id.get(key_id)
-        if identity is None:
-            return None
-        return Names(organisation=identity.organisation, team=identity.team, project=identity.project, tag=identity.tag)
+    def names(self, key_id: str) -> Identity | None:
+        """Whom the account names as the owner of a key."""
+        return self._by_key_id.get(key_id)
 
     def teams(self) -> list[str]:
         """Every team of the store."""

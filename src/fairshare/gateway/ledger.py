@@ -16,6 +16,8 @@ from itertools import islice
 from fairshare.accounts.periods import months_to_roll_up, shown
 from fairshare.clock import Clock
 from fairshare.core.pool import Pool
+from fairshare.core.priority import ServiceClass
+from fairshare.gateway.identity import Identity
 from fairshare.gateway.ports import LedgerCounts, Outcome, RequestRecord
 from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
 from fairshare.storage.ledger import LedgerRow, LedgerStore, Mark, UsageRow
@@ -41,16 +43,10 @@ LAST_WRITE_SECONDS = 5.0
 """How long the end of the gateway may wait for the store."""
 
 
-class Names:
-    """What the account calls the owner of a key."""
+KEY_USED_SECONDS = 60.0
+"""How often the store is told of a key that it was used again; each time costs as much as several records."""
 
-    __slots__ = ("organisation", "project", "tag", "team")
-
-    def __init__(self, *, organisation: str = "", team: str = "", project: str = "", tag: str = "") -> None:
-        self.organisation = organisation
-        self.team = team
-        self.project = project
-        self.tag = tag
+_CLASS_NAMES = {each: each.name.lower() for each in ServiceClass}
 
 
 class Ledger:
@@ -63,7 +59,7 @@ class Ledger:
         pools: Callable[[], Mapping[str, Pool]],
         wall: Clock,
         keep_seconds: float,
-        names: Callable[[str], Names | None] = lambda _: None,
+        names: Callable[[str], Identity | None] = lambda _: None,
         max_pending: int = MAX_PENDING,
         batch_seconds: float = BATCH_SECONDS,
     ) -> None:
@@ -71,7 +67,7 @@ class Ledger:
         Args:
             pools: whose usage is saved and restored.
             keep_seconds: how long records are kept; then whole months are replaced by their sums.
-            names: who a key id belongs to, if it is of an account.
+            names: whom a key id stands for, if it is of an account.
         """
         self._database = database
         self._store = LedgerStore(database)
@@ -94,6 +90,8 @@ class Ledger:
         self._writing = asyncio.Lock()
         self._saved_usage: dict[tuple[str, str], UsageRow] = {}
         """What the store had when it was opened, for pools that are not there yet."""
+        self._keys_told: dict[str, float] = {}
+        """When the store was last told that a key was used (wall clock)."""
         self._retention_at = 0.0
         """When to look for old months again (wall clock)."""
         self._task: asyncio.Task[None] | None = None
@@ -192,9 +190,10 @@ class Ledger:
 
     async def _open(self) -> None:
         await self._database.migrate()
+        self._store = LedgerStore(self._database)  # what the last one knew to be written was written into another file
         if self._file_lost is not None:
             # The pools know better than whatever the file that is there now says of their usage.
-            await self._store.write((), self._usage_of_all(), {})
+            await self._store.write((), self._usage_of_all(), {}, now=self._wall())
             self._is_open = True
             return
         self._saved_usage = {(row.pool, row.team): row for row in await self._store.usage()}
@@ -236,8 +235,11 @@ class Ledger:
         batch = list(islice(self._pending, BATCH_RECORDS))
         # Not a list: a thousand rows made at once would keep the event loop for milliseconds.
         rows = (self._row(record, self._first_number + index) for index, record in enumerate(batch))
+        now, told = self._wall(), self._keys_told
         used = {record.key_id: record.arrived_at for record in batch if record.key_id}
-        await self._store.write(rows, self._usage_of(batch), used)
+        news = {key: at for key, at in used.items() if abs(now - told.get(key, 0.0)) >= KEY_USED_SECONDS}
+        await self._store.write(rows, self._usage_of(batch), news, now=now)
+        told.update(dict.fromkeys(news, now))
         for _ in batch:
             self._pending.popleft()
         self._first_number += len(batch)
@@ -295,8 +297,8 @@ class Ledger:
             record.served_by,
             record.instance_id,
             record.model,
-            record.service_class.name.lower(),
-            "" if record.standing is None else record.standing.value,
+            _CLASS_NAMES[record.service_class],
+            record.standing or "",
             record.priority,
             record.slots,
             record.prompt_tokens,
@@ -305,7 +307,7 @@ class Ledger:
             record.cost_units,
             record.estimated,
             record.status,
-            record.outcome.value,
+            record.outcome,
             record.reason,
             record.held_seconds,
             record.recalls,

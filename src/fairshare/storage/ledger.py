@@ -1,32 +1,37 @@
 """The account of every request, and the usage that goes with it."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal, not_, or_, select
+from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal, not_, or_, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
 
 from fairshare.storage.accounts import mark_keys_used
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
-from fairshare.storage.schema import ledger, months, usage
+from fairshare.storage.schema import ledger, months, request_owners, request_ways, requests, usage
 
 EXPORT_PAGE = 5000
 """Rows that are read at once: memory stays small, and no transaction stays open for long."""
 
-ROWS_AT_ONCE = 100
+ROWS_AT_ONCE = 250
 """Rows of one batch that are inserted without a pause. SQLite's driver keeps the interpreter to itself for as long as
-it binds them, 9 µs a row, and whatever the event loop has to do waits."""
+it binds them, 2 to 3 µs a row, and whatever the event loop has to do waits."""
+
+DAY_SECONDS = 86400.0
 
 REPORT_SECONDS = 120.0
 """How long a sum over the ledger may take; it runs beside everything else."""
 
 
-class LedgerRow(msgspec.Struct, frozen=True):
-    """One request. The fields are the columns of the table, in their order. Points in time: wall clock."""
+class LedgerRow(msgspec.Struct, frozen=True, gc=False):
+    """One request. The fields are the columns of the table `ledger`, in their order. Points in time: wall clock."""
 
     writer: int
     number: int
@@ -104,16 +109,68 @@ class Sums(msgspec.Struct, frozen=True):
 _SUMMED = ("requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_units", "slot_seconds")
 """The columns of `months` behind its dimensions."""
 
-_SUMS_OF_ROWS: tuple[ColumnElement[Any], ...] = (
-    func.count(),
-    func.sum(case((or_(ledger.c.status >= 400, ledger.c.finish != "completed"), 1), else_=0)),
-    func.sum(ledger.c.prompt_tokens),
-    func.sum(ledger.c.cached_tokens),
-    func.sum(ledger.c.completion_tokens),
-    func.sum(ledger.c.cost_units),
-    func.sum(func.coalesce(ledger.c.slots * (ledger.c.ended_at - ledger.c.dispatched_at), 0.0)),
-)
-"""The same of rows, in the same order."""
+
+def _sums_of(table: Table) -> tuple[ColumnElement[Any], ...]:
+    """Of rows, what `_SUMMED` names after `failed`."""
+    return (
+        func.sum(table.c.prompt_tokens),
+        func.sum(table.c.cached_tokens),
+        func.sum(table.c.completion_tokens),
+        func.sum(table.c.cost_units),
+        func.sum(func.coalesce(table.c.slots * (table.c.ended_at - table.c.dispatched_at), 0.0)),
+    )
+
+
+def _if_failed(table: Table, count: Any) -> ColumnElement[Any]:
+    return func.sum(case((or_(table.c.status >= 400, table.c.finish != "completed"), count), else_=0))
+
+
+Facts = tuple[str | int, ...]
+"""What many requests have in common: a row of `request_owners` or `request_ways`."""
+
+
+class _Known(dict[Facts, int]):
+    """The facts that the store has, with their ids; looking for others gives them one, and `save` writes them.
+
+    The id is made from the facts, so that all replicas give the same one: 63 bits of a hash, of which two in a million
+    collide once in twenty million sites.
+    """
+
+    def __init__(self, table: Table, save: Any) -> None:
+        super().__init__()
+        self._names = [column.name for column in table.c if column.name not in {"id", "seen_at"}]
+        self._save = save
+        self._unsaved: list[Facts] = []
+        self._day = -1
+        fields = LedgerRow.__struct_fields__
+        self.of: Callable[[tuple[Any, ...]], Facts] = itemgetter(*(fields.index(name) for name in self._names))
+        """The facts of a row."""
+
+    def __missing__(self, facts: Facts) -> int:
+        digest = blake2b(msgspec.json.encode(facts), digest_size=8).digest()
+        known_by = self[facts] = int.from_bytes(digest) >> 1
+        self._unsaved.append(facts)
+        return known_by
+
+    async def save(self, connection: AsyncConnection, seen_at: float) -> None:
+        if self._unsaved:
+            rows = [
+                {"id": self[facts], "seen_at": seen_at} | dict(zip(self._names, facts, strict=True))
+                for facts in self._unsaved
+            ]
+            # In one order, so that replicas that write the same ones do not wait for each other in a circle.
+            await connection.execute(self._save, sorted(rows, key=itemgetter("id")))
+            self._unsaved.clear()
+
+    def begin(self, now: float) -> None:
+        """Once a day everything is new again: what is still used is marked so, and what is not leaves memory."""
+        if now // DAY_SECONDS != self._day:
+            self._day = now // DAY_SECONDS
+            self.forget()
+
+    def forget(self) -> None:
+        self.clear()
+        self._unsaved.clear()
 
 
 class MonthsInTheWay(Exception):
@@ -139,29 +196,51 @@ class LedgerStore:
         self._database = database
         dialect_insert: Any = sqlite.insert if isinstance(database.address, SqliteFile) else postgresql.insert
         # Compiled once: binding every row by name costs more than the database does.
-        self._insert = str(dialect_insert(ledger).on_conflict_do_nothing().compile(database.engine.sync_engine))
-        save = dialect_insert(usage)
-        self._save_usage = save.on_conflict_do_update(
-            index_elements=["pool", "team"],
-            set_={"cost_units": save.excluded.cost_units, "as_of": save.excluded.as_of},
+        self._insert = str(dialect_insert(requests).on_conflict_do_nothing().compile(database.engine.sync_engine))
+        self._numbers: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(
+            *(LedgerRow.__struct_fields__.index(column.name) for column in list(requests.c)[:-2])
         )
+
+        def upsert(table: Table, *keys: str, but: Sequence[str]) -> Any:
+            made = dialect_insert(table)
+            return made.on_conflict_do_update(index_elements=keys, set_={name: made.excluded[name] for name in but})
+
+        self._save_usage = upsert(usage, "pool", "team", but=("cost_units", "as_of"))
+        self._owners = _Known(request_owners, upsert(request_owners, "id", but=("seen_at",)))
+        self._ways = _Known(request_ways, upsert(request_ways, "id", but=("seen_at",)))
 
     # ------------------------------------------------------------------ writing
 
-    async def write(self, rows: Iterable[LedgerRow], used: Iterable[UsageRow], keys_used: Mapping[str, float]) -> None:
+    async def write(
+        self, rows: Iterable[LedgerRow], used: Iterable[UsageRow], keys_used: Mapping[str, float], *, now: float
+    ) -> None:
         """One batch: rows (each counts once, however often it is written), usage, and when keys were last used.
+
+        One at a time: what a batch that is not finished yet has written is not to be relied on. `now`: wall clock.
 
         Raises:
             StoreUnavailable: nothing of it was written, or it is unknown whether all of it was; write it again.
         """
-        async with self._database.writing() as connection:
-            for piece in _pieces(map(msgspec.structs.astuple, rows), ROWS_AT_ONCE):
-                await connection.exec_driver_sql(self._insert, piece)
-            saved = [msgspec.structs.asdict(row) for row in used]
-            if saved:
-                await connection.execute(self._save_usage, saved)
-            if keys_used:
-                await mark_keys_used(connection, keys_used)
+        owners, ways, numbers = self._owners, self._ways, self._numbers
+        owners.begin(now)
+        ways.begin(now)
+        try:
+            async with self._database.writing() as connection:
+                for piece in _pieces(map(msgspec.structs.astuple, rows), ROWS_AT_ONCE):
+                    values = [(*numbers(row), owners[owners.of(row)], ways[ways.of(row)]) for row in piece]
+                    await owners.save(connection, now)
+                    await ways.save(connection, now)
+                    await connection.exec_driver_sql(self._insert, values)
+                saved = [msgspec.structs.asdict(row) for row in used]
+                if saved:
+                    await connection.execute(self._save_usage, saved)
+                if keys_used:
+                    await mark_keys_used(connection, keys_used)
+        except BaseException:
+            # What is in the store is not known any more; it may even be another one, from a backup.
+            owners.forget()
+            ways.forget()
+            raise
 
     async def usage(self) -> list[UsageRow]:
         """The usage that was saved last. Raises `StoreUnavailable`."""
@@ -178,19 +257,20 @@ class LedgerStore:
         Months of which only the sums are left count if they began since then. Raises `StoreUnavailable`.
         """
 
-        def matches(table: Table, time_column: str) -> list[ColumnElement[bool]]:
-            conditions: list[ColumnElement[bool]] = [table.c[column] == value, table.c[time_column] >= since]
-            if model is not None:
-                conditions.append(table.c.model == model)
-            if tag is not None:
-                conditions.append(table.c.tag == tag)
-            return conditions
+        def matches(table: Table, time_column: str, dimensions: _Dimensions) -> list[ColumnElement[bool]]:
+            chosen = {column: value} | {name: of for name, of in (("model", model), ("tag", tag)) if of is not None}
+            return [table.c[time_column] >= since, *dimensions(table, chosen)]
 
-        up_to = [not_(and_(ledger.c.writer == mark.writer, ledger.c.number >= mark.number)) for mark in until]
-        rows = select(func.sum(ledger.c.cost_units)).where(*matches(ledger, "ended_at"), *up_to)
-        rolled = select(func.sum(months.c.cost_units)).where(*matches(months, "begins_at"))
+        def up_to(table: Table) -> list[ColumnElement[bool]]:
+            return [not_(and_(table.c.writer == mark.writer, table.c.number >= mark.number)) for mark in until]
+
+        queries = [
+            select(func.sum(requests.c.cost_units)).where(*matches(requests, "ended_at", _by_id), *up_to(requests)),
+            select(func.sum(ledger.c.cost_units)).where(*matches(ledger, "ended_at", _by_name), *up_to(ledger)),
+            select(func.sum(months.c.cost_units)).where(*matches(months, "begins_at", _by_name)),
+        ]
         async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
-            return sum([float((await connection.scalar(each)) or 0.0) for each in (rows, rolled)])
+            return sum([float((await connection.scalar(query)) or 0.0) for query in queries])
 
     async def with_id(self, request_id: str) -> list[LedgerRow]:
         """The last ten requests with an id (clients may use theirs again), the last one first.
@@ -198,9 +278,9 @@ class LedgerStore:
         There is no index on it, which would cost every request: this reads back through time until it has them.
         Raises `StoreUnavailable`.
         """
-        last_first = select(*ledger.c).where(ledger.c.request_id == request_id).order_by(ledger.c.ended_at.desc())
+        last_first = _whole(lambda table: [table.c.request_id == request_id], limit=10, newest_first=True)
         async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
-            return [LedgerRow(*row) for row in await connection.execute(last_first.limit(10))]
+            return [LedgerRow(*row) for row in await connection.execute(last_first)]
 
     async def sums(
         self,
@@ -216,15 +296,11 @@ class LedgerStore:
             StoreUnavailable: the store does not answer.
             MonthsInTheWay: the period cuts a month of which only the sums are left.
         """
-
-        def chosen(table: Table) -> list[ColumnElement[bool]]:
-            return [table.c[name] == value for name, value in (only or {}).items()]
-
-        rows = select(*(ledger.c[name] for name in by), *_SUMS_OF_ROWS).where(
-            ledger.c.ended_at >= begins_at, ledger.c.ended_at < ends_at, *chosen(ledger)
-        )
-        rolled = select(*(months.c[name] for name in by), *(func.sum(months.c[name]) for name in _SUMMED)).where(
-            months.c.begins_at >= begins_at, months.c.ends_at <= ends_at, *chosen(months)
+        only = only or {}
+        rolled = (
+            select(*(months.c[name] for name in by), *(func.sum(months.c[name]) for name in _SUMMED))
+            .where(months.c.begins_at >= begins_at, months.c.ends_at <= ends_at, *_by_name(months, only))
+            .group_by(*(months.c[name] for name in by))
         )
         cut = select(months.c.begins_at, months.c.ends_at).where(
             months.c.begins_at < ends_at,
@@ -236,9 +312,8 @@ class LedgerStore:
             in_the_way = (await connection.execute(cut.limit(1))).first()
             if in_the_way is not None:
                 raise MonthsInTheWay(*in_the_way)
-            for query, table in ((rows, ledger), (rolled, months)):
-                grouped = query.group_by(*(table.c[name] for name in by)) if by else query
-                for row in await connection.execute(grouped):
+            for query in (*_grouped(by, begins_at=begins_at, ends_at=ends_at, only=only), rolled):
+                for row in await connection.execute(query):
                     sums = _sums(row, len(by))
                     if sums.requests:
                         groups[sums.group] = _added(groups.get(sums.group), sums)
@@ -246,17 +321,9 @@ class LedgerStore:
 
     async def rows(self, *, begins_at: float, ends_at: float) -> AsyncIterator[list[LedgerRow]]:
         """The requests that ended in [begins_at, ends_at), oldest first, page by page. Raises `StoreUnavailable`."""
-        order = (ledger.c.ended_at, ledger.c.writer, ledger.c.number)
-        after: tuple[float, int, int] | None = None
+        after = (begins_at, -1, -1)
         while True:
-            query: Select[Any] = (
-                select(*ledger.c)
-                .where(ledger.c.ended_at >= begins_at, ledger.c.ended_at < ends_at)
-                .order_by(*order)
-                .limit(EXPORT_PAGE)
-            )
-            if after is not None:
-                query = query.where(_after(order, after))
+            query = _whole(_following(after, ends_at), limit=EXPORT_PAGE)
             async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
                 page = [LedgerRow(*row) for row in await connection.execute(query)]
             if page:
@@ -269,7 +336,8 @@ class LedgerStore:
     async def oldest(self) -> float | None:
         """When the oldest request of which there is a row ended; None: there is none. Raises `StoreUnavailable`."""
         async with self._database.reading() as connection:
-            return await connection.scalar(select(func.min(ledger.c.ended_at)))
+            found = [await connection.scalar(select(func.min(table.c.ended_at))) for table in (requests, ledger)]
+        return min((at for at in found if at is not None), default=None)
 
     # ------------------------------------------------------------------ retention
 
@@ -278,30 +346,123 @@ class LedgerStore:
 
         All or nothing: what reports say about the month stays what it was.
         """
-        within = and_(ledger.c.ended_at >= begins_at, ledger.c.ended_at < ends_at)
-        by = [ledger.c[name] for name in DIMENSIONS]
-        summed = (
-            select(
-                literal(begins_at),
-                literal(ends_at),
-                *by,
-                *_SUMS_OF_ROWS,
-            )
-            .where(within)
-            .group_by(*by)
-        )
         columns = [column.name for column in months.c if column.name != "id"]
+        gone = 0
         async with self._database.writing(patience_seconds=REPORT_SECONDS) as connection:
-            await connection.execute(insert(months).from_select(columns, summed))
-            return (await connection.execute(delete(ledger).where(within))).rowcount
+            for grouped in _grouped(DIMENSIONS, begins_at=begins_at, ends_at=ends_at, only={}):
+                summed = grouped.subquery()
+                await connection.execute(
+                    insert(months).from_select(columns, select(literal(begins_at), literal(ends_at), *summed.c))
+                )
+            for table in (requests, ledger):
+                within = and_(table.c.ended_at >= begins_at, table.c.ended_at < ends_at)
+                gone += (await connection.execute(delete(table).where(within))).rowcount
+            for table in (request_owners, request_ways):
+                # Every writer marks what it uses once a day, by a clock that may be a little off.
+                await connection.execute(delete(table).where(table.c.seen_at < ends_at - 2 * DAY_SECONDS))
+        return gone
 
 
-def _after(order: Sequence[Any], values: Sequence[Any]) -> ColumnElement[bool]:
-    """Rows behind these values in this order."""
-    first, *rest = order
-    if not rest:
-        return first > values[0]
-    return or_(first > values[0], and_(first == values[0], _after(rest, values[1:])))
+_ORDER = ("ended_at", "writer", "number")
+"""The order of the account."""
+
+_Dimensions = Callable[[Table, Mapping[str, str]], list[ColumnElement[bool]]]
+"""Conditions on dimensions of a table."""
+
+
+def _by_name(table: Table, chosen: Mapping[str, str]) -> list[ColumnElement[bool]]:
+    """In a table that has them as columns."""
+    return [table.c[name] == value for name, value in chosen.items()]
+
+
+def _by_id(table: Table, chosen: Mapping[str, str]) -> list[ColumnElement[bool]]:
+    """In `requests`."""
+    conditions: list[ColumnElement[bool]] = []
+    for facts, column in ((request_owners, table.c.owner_id), (request_ways, table.c.way_id)):
+        named = [facts.c[name] == value for name, value in chosen.items() if name in facts.c]
+        if named:
+            conditions.append(column.in_(select(facts.c.id).where(*named)))
+    return conditions
+
+
+def _grouped(
+    by: Sequence[str], *, begins_at: float, ends_at: float, only: Mapping[str, str]
+) -> tuple[Select[Any], Select[Any]]:
+    """The sums of a period by dimensions, then `_SUMMED`: of `requests`, and of `ledger`."""
+
+    def period(table: Table) -> list[ColumnElement[bool]]:
+        return [table.c.ended_at >= begins_at, table.c.ended_at < ends_at]
+
+    # First by numbers: sorting a million rows by names takes three times as long.
+    few = (
+        select(
+            requests.c.owner_id,
+            requests.c.way_id,
+            func.count().label("requests"),
+            *(total.label(name) for total, name in zip(_sums_of(requests), _SUMMED[2:], strict=True)),
+        )
+        .where(*period(requests), *_by_id(requests, only))
+        .group_by(requests.c.owner_id, requests.c.way_id)
+        .subquery()
+    )
+    names = {column.name: column for column in (*request_owners.c, *request_ways.c)}
+    new = (
+        select(
+            *(names[name].label(name) for name in by),
+            func.sum(few.c.requests).label("requests"),
+            _if_failed(request_ways, few.c.requests).label("failed"),
+            *(func.sum(few.c[name]).label(name) for name in _SUMMED[2:]),
+        )
+        .join_from(few, request_owners, request_owners.c.id == few.c.owner_id)
+        .join(request_ways, request_ways.c.id == few.c.way_id)
+        .group_by(*(names[name] for name in by))
+    )
+    old = (
+        select(
+            *(ledger.c[name] for name in by),
+            func.count().label("requests"),
+            _if_failed(ledger, 1).label("failed"),
+            *(total.label(name) for total, name in zip(_sums_of(ledger), _SUMMED[2:], strict=True)),
+        )
+        .where(*period(ledger), *_by_name(ledger, only))
+        .group_by(*(ledger.c[name] for name in by))
+    )
+    return new, old
+
+
+def _whole(where: Callable[[Table], list[ColumnElement[bool]]], *, limit: int, newest_first: bool = False) -> Any:
+    """Whole rows, the fields of `LedgerRow` in their order, of both tables. Neither is read further than `limit`."""
+
+    def ordered(of: Any, columns: Any) -> Any:
+        return of.order_by(*(columns[name].desc() if newest_first else columns[name] for name in _ORDER)).limit(limit)
+
+    few = ordered(select(*requests.c).where(*where(requests)), requests.c).subquery()
+    names = {column.name: column for column in (*request_owners.c, *request_ways.c, *few.c)}
+    new = (
+        select(*(names[name] for name in LedgerRow.__struct_fields__))
+        .join_from(few, request_owners, request_owners.c.id == few.c.owner_id)
+        .join(request_ways, request_ways.c.id == few.c.way_id)
+    )
+    old = ordered(select(*ledger.c).where(*where(ledger)), ledger.c).subquery()
+    both = union_all(new, select(*old.c)).subquery()
+    return ordered(select(*both.c), both.c)
+
+
+def _following(after: tuple[float, int, int], ends_at: float) -> Callable[[Table], list[ColumnElement[bool]]]:
+    """Rows behind a place in the account that ended before a moment."""
+    at, writer, number = after
+
+    def where(table: Table) -> list[ColumnElement[bool]]:
+        same_time = and_(table.c.ended_at == at, table.c.writer == writer)
+        behind = or_(table.c.ended_at > at, and_(table.c.ended_at == at, table.c.writer > writer))
+        # The first says nothing more, but from where on the table is to be read.
+        return [
+            table.c.ended_at >= at,
+            table.c.ended_at < ends_at,
+            or_(behind, and_(same_time, table.c.number > number)),
+        ]
+
+    return where
 
 
 def _sums(row: Sequence[Any], dimensions: int) -> Sums:

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-REVISION = "0004"
+REVISION = "0005"
 """The last of the `migrations/`: what a store that is up to date says."""
 
 COMPATIBLE_REVISION = "0003"
@@ -155,6 +155,76 @@ audit = Table(
 )
 """Who changed what, when: JSON of before and after; NULL: there was nothing, or is nothing left."""
 
+requests = Table(
+    "requests",
+    metadata,
+    Column("ended_at", DOUBLE, nullable=False),
+    Column("writer", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("arrived_at", DOUBLE, nullable=False),
+    Column("dispatched_at", DOUBLE),
+    Column("first_byte_at", DOUBLE),
+    Column("priority", Integer),
+    Column("slots", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_units", DOUBLE, nullable=False),
+    Column("held_seconds", DOUBLE, nullable=False),
+    Column("recalls", Integer, nullable=False),
+    Column("wasted_slot_seconds", DOUBLE, nullable=False),
+    # No foreign keys: looking each up costs as much as the row. They are written in the transaction of their first row.
+    Column("owner_id", BigInteger, nullable=False),
+    Column("way_id", BigInteger, nullable=False),
+    # By time first: a period lies together, so that a report over it reads nothing else.
+    PrimaryKeyConstraint("ended_at", "writer", "number"),
+    sqlite_with_rowid=False,
+)
+"""One row per request, numbers almost only: what many requests have in common is in the next two tables, because
+binding a column costs more than the database does. `writer` is drawn by each gateway process, `number` counts its rows:
+a batch that is written again after a lost answer of the database changes nothing. The view `account` shows it whole."""
+
+request_owners = Table(
+    "request_owners",
+    metadata,
+    Column("id", BigInteger, autoincrement=False),
+    Column("organisation", Text, nullable=False),
+    Column("team", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("tag", Text, nullable=False),
+    Column("seen_at", DOUBLE, nullable=False),
+    PrimaryKeyConstraint("id"),
+    sqlite_with_rowid=False,
+)
+"""Whose requests they were, as it was called then. `id` is made from what the row says, so that replicas agree without
+asking. `seen_at`: not more than a day before the last request that refers to it was written."""
+
+request_ways = Table(
+    "request_ways",
+    metadata,
+    Column("id", BigInteger, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("pool", Text, nullable=False),
+    Column("served_by", Text, nullable=False),
+    Column("instance", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("service_class", Text, nullable=False),
+    Column("standing", Text, nullable=False),
+    Column("estimated", Boolean, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("finish", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("client_cancelled", Boolean, nullable=False),
+    Column("degraded", Boolean, nullable=False),
+    Column("finish_reason", Text, nullable=False),
+    Column("seen_at", DOUBLE, nullable=False),
+    PrimaryKeyConstraint("id"),
+    sqlite_with_rowid=False,
+)
+"""Where requests went and how they ended. `id` and `seen_at` as of `request_owners`."""
+
 ledger = Table(
     "ledger",
     metadata,
@@ -198,8 +268,7 @@ ledger = Table(
     PrimaryKeyConstraint("ended_at", "writer", "number"),
     sqlite_with_rowid=False,
 )
-"""One row per request. `writer` is drawn by each gateway process, `number` counts its rows: a batch that is written
-again after a lost answer of the database changes nothing."""
+"""Requests as versions before 0005 wrote them, and still write beside newer replicas; it is only read."""
 
 months = Table(
     "months",
