@@ -612,6 +612,7 @@ class Gateway:
                     clock=self._driver.clock,
                     wall=clock.wall,
                     written=None if self._ledger_store is None else self._ledger_store.with_id,
+                    alone=self._replication is None,
                 ),
                 log=self._driver.decisions,
                 directory=self._directory,

@@ -3,6 +3,8 @@
 import asyncio
 import tracemalloc
 
+import msgspec
+
 from fairshare.gateway.history import KEPT_SECONDS, MOST_POINTS, MOST_TEAMS, History
 from fairshare.gateway.status import PoolStatus
 from fairshare.storage.database import StoreUnavailable
@@ -59,6 +61,16 @@ def test_older_steps_are_means_and_what_was_taken_back_is_their_sum() -> None:
     assert set(red.within[:-1]) == {2.0}
     assert set(red.held[:-1]) == {2.0}
     assert set(red.recalled[:-1]) == {5.0}
+
+
+def test_what_all_replicas_took_back_counts_from_the_first_look_also_when_another_one_owns_the_pool() -> None:
+    history = History(recalls=dict)
+    for second, recalls in enumerate((7, 7, 9, 0, 2)):
+        history.add(float(second), [msgspec.structs.replace(chat(4), recalls=recalls)])
+    answer = history.pool("chat", since=-1.0)
+    assert answer is not None
+    assert answer.total is not None
+    assert answer.total.recalled == [0.0, 0.0, 2.0, 0.0, 2.0]
 
 
 def test_what_a_team_would_have_to_give_back_is_borrowed() -> None:

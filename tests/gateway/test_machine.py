@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 from starlette.requests import Request
@@ -17,10 +18,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fairshare.gateway.admin import AdminServer, Document, Pages, admin_app
+from fairshare.gateway.explain import Explanation, Lately, Step
 from fairshare.gateway.machine import MachineAdmin, Member
 from fairshare.gateway.merged import Totals
 from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.ports import Counters
+from fairshare.gateway.status_api import RequestRow
 from gateway.rig import run
 from gateway.statuses import pool_status_of
 
@@ -36,6 +39,8 @@ class Worker:
     key: str | None = None
     knows: str = ""
     asked: list[str] = field(default_factory=list[str])
+    answers: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What its status routes answer by path; None: 404."""
 
     @property
     def member(self) -> Member:
@@ -51,12 +56,21 @@ class Worker:
             found = request.path_params["id"] == self.knows
             return JSONResponse({"worker": self.name}, 200 if found else 404)
 
+        async def status(request: Request) -> Response:
+            found = self.answers.get(request.url.path)
+            if isinstance(found, bytes):
+                return Response(found, media_type="text/event-stream")
+            return Response(msgspec.json.encode(found), 404 if found is None else 200)
+
         app = admin_app(
             pools=lambda: [pool_status_of("chat")],
             metrics=Metrics(lambda: (), lambda: Counters(open_connections=self.connections)),
             not_ready=lambda: self.not_ready,
             pages=Pages({"/": Document(b"<p>page", "text/html")}, "default-src 'none'"),
             key=lambda: self.key,
+            status=[
+                Route(path, status) for path in ("/api/v1/state", "/api/v1/live", "/api/v1/requests", "/api/v1/explain")
+            ],
             instances=[Route("/api/v1/pools/{pool}/instances", changed, methods=["POST"])],
             accounts=[Route("/api/v1/requests/{id}", one)],
         )
@@ -203,5 +217,112 @@ def test_what_only_one_worker_knows_is_found(tmp_path: Path) -> None:
         async with machine(Worker("one", tmp_path), Worker("two", tmp_path, knows="42")) as client:
             assert (await client.get("/api/v1/requests/42")).json() == {"worker": "two"}
             assert (await client.get("/api/v1/requests/43")).status_code == 404
+
+    run(main)
+
+
+def row(id: str, at: float) -> RequestRow:
+    return RequestRow(
+        id=id,
+        at=at,
+        team="red",
+        pool="chat",
+        model="tiny",
+        service_class="interactive",
+        standing="within-share",
+        priority=0,
+        slots=1,
+        held_seconds=0.0,
+        first_byte_seconds=0.1,
+        total_seconds=1.0,
+        recalls=0,
+        outcome="completed",
+        status=200,
+        reason="",
+        prompt_tokens=1,
+        completion_tokens=1,
+        cost_units=3.0,
+        estimated=False,
+    )
+
+
+def test_the_last_requests_are_those_of_all_workers_the_newest_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = Worker("one", tmp_path, answers={"/api/v1/requests": [row("d", 4.0), row("a", 1.0)]})
+        two = Worker("two", tmp_path, answers={"/api/v1/requests": [row("c", 3.0), row("b", 2.0)]})
+        async with machine(one, two) as client:
+            rows = (await client.get("/api/v1/requests", params={"most": "3"})).json()
+            assert [row["id"] for row in rows] == ["d", "c", "b"]
+
+    run(main)
+
+
+def explanation(about: str, *steps: Step) -> Explanation:
+    return Explanation(about=about, name="red", steps=list(steps))
+
+
+def lately(sent: int, waited: int, mean: float, longest: float) -> Step:
+    return Lately(
+        team="red",
+        pool="chat",
+        seconds=300.0,
+        sent=sent,
+        borrowing=1,
+        waited=waited,
+        mean_wait_seconds=mean,
+        longest_wait_seconds=longest,
+        recalled=1,
+        refused=0,
+    ).step(7.0, alone=False)
+
+
+def test_what_went_of_a_team_is_added_up_and_how_it_stands_is_said_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        now = Step(at=7.0, what="now", sentence="It has 8 in flight.", numbers={"pool": "chat"})
+        one = Worker("one", tmp_path, answers={"/api/v1/explain": explanation("team", now, lately(10, 1, 8.0, 8.0))})
+        two = Worker("two", tmp_path, answers={"/api/v1/explain": explanation("team", now, lately(5, 3, 4.0, 6.0))})
+        async with machine(one, two) as client:
+            told = (await client.get("/api/v1/explain", params={"of": "red"})).json()
+            assert [step["sentence"] for step in told["steps"]] == [
+                "It has 8 in flight.",
+                "In the last 5 min in pool chat, 15 requests of red went to engines from this machine, 13 within its "
+                "share and 2 on idle capacity; 4 of them had waited, 5 s on average and 8 s at most. 2 times a request "
+                "was taken back for an owner, uncharged.",
+            ]
+
+    run(main)
+
+
+def test_a_request_is_told_by_the_worker_that_served_it_not_by_one_that_read_the_account(tmp_path: Path) -> None:
+    async def main() -> None:
+        read = explanation("request", Step(at=1.0, what="sent", sentence="Read.", numbers={"priority": 0}))
+        served = explanation(
+            "request", Step(at=1.0, what="sent", sentence="Served.", numbers={"priority": 0, "rank": 1})
+        )
+        one = Worker("one", tmp_path, answers={"/api/v1/explain": read})
+        two = Worker("two", tmp_path, answers={"/api/v1/explain": served})
+        async with machine(one, two) as client:
+            told = (await client.get("/api/v1/explain", params={"of": "r"})).json()
+            assert told["steps"][0]["sentence"] == "Served."
+            one.answers = two.answers = {}
+            assert (await client.get("/api/v1/explain", params={"of": "r"})).status_code == 404
+
+    run(main)
+
+
+def test_a_worker_that_is_gone_shows_in_the_state_and_in_every_event_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        state = {"at": 1.0, "pools": [{"name": "chat", "findings": ["Own."], "finding_details": [{"id": "own"}]}]}
+        events = b"".join(b"data: " + msgspec.json.encode({**state, "at": at}) + b"\n\n" for at in (1.0, 2.0))
+        one = Worker("one", tmp_path, answers={"/api/v1/state": state, "/api/v1/live": events})
+        async with machine(one, dead=(Worker("dead", tmp_path),)) as client:
+            (pool,) = (await client.get("/api/v1/state")).json()["pools"]
+            assert pool["findings"] == ["A worker is missing.", "Own."]
+            assert [detail["id"] for detail in pool["finding_details"]] == ["worker-gone", "own"]
+            shown = (await client.get("/api/v1/live")).text.split("\n\n")
+            assert [json.loads(event.removeprefix("data: "))["at"] for event in shown[:-1]] == [1.0, 2.0]
+            assert all("A worker is missing." in event for event in shown[:-1])
+        async with machine(Worker("two", tmp_path, answers=one.answers)) as client:
+            assert (await client.get("/api/v1/live")).content == events
 
     run(main)

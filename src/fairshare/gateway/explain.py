@@ -32,6 +32,9 @@ MOST_NAMED = 5
 """Teams named in one sentence."""
 
 
+Numbers = dict[str, int | float | str | None]
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened."""
 
@@ -40,7 +43,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """`arrived`, `held`, `sent`, `recalled`, `refused`, `ended`, `running`, `now`, `lately` or `budget`."""
     sentence: str
-    numbers: dict[str, float | str | None]
+    numbers: Numbers
     """What the sentence says, for programs."""
 
 
@@ -120,9 +123,11 @@ class Explainer:
         clock: Clock,
         wall: Clock,
         written: Callable[[str], Awaitable[Sequence[LedgerRow]]] | None = None,
+        alone: bool = True,
     ) -> None:
         """
         Args:
+            alone: no other process serves the same pools; else the log has only a part of what was decided.
             clock: the pools' clock, which the log is on.
             written: what the account of requests has of a request id, the last first; None: there is no account.
         """
@@ -131,6 +136,7 @@ class Explainer:
         self._clock = clock
         self._wall = wall
         self._written = written
+        self._alone = alone
 
     # ------------------------------------------------------------------ a request
 
@@ -178,7 +184,7 @@ class Explainer:
     def _sent(self, entry: SentEntry, at: float, since: float | None, sight: Sight) -> Step:
         waited = f"after {_seconds(entry.at - since)} " if since is not None else "at once "
         where = f" of pool {entry.pool}, on which pool {entry.home} may fall back" if entry.pool != entry.home else ""
-        numbers: dict[str, float | str | None] = {
+        numbers: Numbers = {
             "waited_seconds": 0.0 if since is None else entry.at - since,
             "standing": entry.standing.value,
             "priority": entry.priority,
@@ -206,7 +212,7 @@ class Explainer:
             sentence += self._meanwhile(entry, since, sight)
         return Step(at=at, what="sent", sentence=sentence, numbers=numbers)
 
-    def _standing_of(self, entry: SentEntry, at: float, sight: Sight, numbers: dict[str, float | str | None]) -> str:
+    def _standing_of(self, entry: SentEntry, at: float, sight: Sight, numbers: Numbers) -> str:
         """Who was ahead of a borrower."""
         rank = None if entry.priority is None else (entry.priority - BORROW_BASE) // RANK_STEP
         if entry.ranked_by is None:
@@ -238,7 +244,7 @@ class Explainer:
         counts = self._log.sent_between(entry.pool, since, entry.at)
         if not counts:
             return ""
-        at_least = "at least " if since < self._log.began_at else ""
+        at_least = "at least " if since < self._log.began_at or not self._alone else ""
         total = sum(counts.values())
         own = sum(count for (team, _), count in counts.items() if team == entry.team)
         others = {who: count for who, count in counts.items() if who[0] != entry.team}
@@ -296,36 +302,97 @@ class Explainer:
         borrowing = sum(entry.standing is Standing.BORROWING for entry in sent)
         recalled = sum(isinstance(entry, RecalledEntry) for entry in entries)
         refused = sum(isinstance(entry, RefusedEntry) for entry in entries)
-        span = _seconds(max(1.0, self._clock() - since))
-        sentence = (
-            f"In the last {span} in pool {pool}, {_count(len(sent), 'request')} of {team} went to engines, "
-            f"{len(sent) - borrowing} within its share and {borrowing} on idle capacity; "
-        )
-        sentence += (
-            f"{len(waits)} of them had waited, {_seconds(sum(waits) / len(waits))} on average and "
-            f"{_seconds(max(waits))} at most."
-            if waits
-            else "none of them had waited."
-        )
-        if recalled:
-            sentence += f" {_count(recalled, 'time')} a request was taken back for an owner, uncharged."
-        if refused:
-            sentence += f" {refused} were refused."
-        numbers: dict[str, float | str | None] = {
-            "pool": pool,
-            "sent": len(sent),
-            "borrowing": borrowing,
-            "waited": len(waits),
-            "mean_wait_seconds": sum(waits) / len(waits) if waits else 0.0,
-            "longest_wait_seconds": max(waits, default=0.0),
-            "recalled": recalled,
-            "refused": refused,
-        }
-        return Step(at=self._wall(), what="lately", sentence=sentence, numbers=numbers)
+        return Lately(
+            team=team,
+            pool=pool,
+            seconds=max(1.0, self._clock() - since),
+            sent=len(sent),
+            borrowing=borrowing,
+            waited=len(waits),
+            mean_wait_seconds=sum(waits) / len(waits) if waits else 0.0,
+            longest_wait_seconds=max(waits, default=0.0),
+            recalled=recalled,
+            refused=refused,
+        ).step(self._wall(), alone=self._alone)
 
     def _offset(self) -> float:
         """From the pools' clock to wall clock."""
         return self._wall() - self._clock()
+
+
+# ---------------------------------------------------------------------- several processes
+
+
+class Lately(msgspec.Struct, frozen=True, kw_only=True):
+    """What went of a team in a pool: the numbers of a step `lately`."""
+
+    team: str
+    pool: str
+    seconds: float
+    sent: int
+    borrowing: int
+    waited: int
+    mean_wait_seconds: float
+    longest_wait_seconds: float
+    recalled: int
+    refused: int
+
+    def step(self, at: float, *, alone: bool) -> Step:
+        """As a step. `alone`: this machine serves the pool alone."""
+        sentence = (
+            f"In the last {_seconds(self.seconds)} in pool {self.pool}, {_count(self.sent, 'request')} of {self.team} "
+            f"went to engines{'' if alone else ' from this machine'}, {self.sent - self.borrowing} within its share "
+            f"and {self.borrowing} on idle capacity; "
+        )
+        sentence += (
+            f"{self.waited} of them had waited, {_seconds(self.mean_wait_seconds)} on average and "
+            f"{_seconds(self.longest_wait_seconds)} at most."
+            if self.waited
+            else "none of them had waited."
+        )
+        if self.recalled:
+            sentence += f" {_count(self.recalled, 'time')} a request was taken back for an owner, uncharged."
+        if self.refused:
+            sentence += f" {self.refused} were refused."
+        return Step(at=at, what="lately", sentence=sentence, numbers=msgspec.to_builtins(self))
+
+
+def put_together(found: Sequence[Explanation]) -> Explanation:
+    """What the workers of one machine, at least one, say of the same request or team.
+
+    A request is told by the one that knows most of it: by that which served it, not one that read the account. Of a
+    team all know how it stands, and each knows which requests went through itself.
+    """
+    first = max(found, key=lambda each: sum(len(step.numbers) for step in each.steps if step.what != "lately"))
+    if first.about != "team":
+        return first
+    lately: dict[str, list[Lately]] = {}
+    for step in (step for each in found for step in each.steps if step.what == "lately"):
+        numbers = msgspec.convert(step.numbers, Lately)
+        lately.setdefault(numbers.pool, []).append(numbers)
+    steps: list[Step] = []
+    for step in first.steps:
+        if step.what != "lately":
+            steps.append(step)
+        if step.what == "now" and (parts := lately.get(str(step.numbers["pool"]))):
+            steps.append(_sum_of(parts).step(step.at, alone=False))
+    return Explanation(about=first.about, name=first.name, steps=steps)
+
+
+def _sum_of(parts: Sequence[Lately]) -> Lately:
+    waited = sum(each.waited for each in parts)
+    return Lately(
+        team=parts[0].team,
+        pool=parts[0].pool,
+        seconds=max(each.seconds for each in parts),
+        sent=sum(each.sent for each in parts),
+        borrowing=sum(each.borrowing for each in parts),
+        waited=waited,
+        mean_wait_seconds=sum(each.mean_wait_seconds * each.waited for each in parts) / max(1, waited),
+        longest_wait_seconds=max(each.longest_wait_seconds for each in parts),
+        recalled=sum(each.recalled for each in parts),
+        refused=sum(each.refused for each in parts),
+    )
 
 
 # ---------------------------------------------------------------------- sentences
@@ -355,7 +422,7 @@ def _now(pool: PoolStatus, team: TeamStatus, sight: Sight, now: float) -> Step:
             waiting = sum(other.held for other in ahead)
             come = "comes" if len(ahead) == 1 else "come"
             sentence += f" For idle capacity {_count(len(ahead), 'other team')} with {waiting} waiting {come} first."
-    numbers: dict[str, float | str | None] = {
+    numbers: Numbers = {
         "pool": pool.name,
         "capacity": pool.capacity,
         "pool_in_flight": pool.in_flight,
@@ -415,7 +482,7 @@ def _budget(budget: BudgetStatus, now: float) -> Step:
     sentence += f", {budget.left:,.0f} left." if budget.left is not None else " (soft)."
     if budget.borrows_only:
         sentence += " It is over its soft budget and only borrows."
-    numbers: dict[str, float | str | None] = {"owner": budget.owner, "used": budget.used, "left": budget.left}
+    numbers: Numbers = {"owner": budget.owner, "used": budget.used, "left": budget.left}
     return Step(at=now, what="budget", sentence=sentence, numbers=numbers)
 
 
@@ -437,7 +504,7 @@ def _held(entry: HeldEntry, at: float) -> Step:
         f"{entry.pool_in_flight_slots} of the {_slots(entry.capacity_slots)} of pool {entry.pool} were taken, and "
         f"{_count(before, 'request')} of its own team waited before it."
     )
-    numbers: dict[str, float | str | None] = {
+    numbers: Numbers = {
         "team_in_flight": entry.team_in_flight_slots,
         "whole_slots": entry.whole_slots,
         "pool_in_flight": entry.pool_in_flight_slots,
@@ -470,7 +537,7 @@ def _refused(entry: RefusedEntry, at: float) -> Step:
             why = f"it had waited {_seconds(entry.found)}, and the longest wait is {_seconds(entry.limit)}"
         case _:
             why = f"no engine of pool {entry.pool} accepted requests"
-    numbers: dict[str, float | str | None] = {"reason": entry.reason, "found": entry.found, "limit": entry.limit}
+    numbers: Numbers = {"reason": entry.reason, "found": entry.found, "limit": entry.limit}
     return Step(at=at, what="refused", sentence=f"Refused: {why}.", numbers=numbers)
 
 
@@ -529,7 +596,7 @@ def _from_row(row: LedgerRow) -> list[Step]:
             f"Sent {waited}, {_standing(Standing(row.standing))}.{recalled} "
             "It is older than the decision log, so the numbers of that moment are not kept any more."
         )
-        numbers: dict[str, float | str | None] = {"waited_seconds": row.held_seconds, "priority": row.priority}
+        numbers: Numbers = {"waited_seconds": row.held_seconds, "priority": row.priority}
         steps.append(Step(at=row.dispatched_at, what="sent", sentence=sentence, numbers=numbers))
     seconds = row.ended_at - row.arrived_at
     reason = f", {row.reason}" if row.reason else ""

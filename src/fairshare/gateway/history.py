@@ -195,11 +195,14 @@ class History:
         """
         Args:
             store: where whole minutes are kept; None: nothing survives a restart.
-            recalls: how many requests of (pool, team) were taken back since the start.
+            recalls: how many requests of (pool, team) were taken back since the start, as far as they went through
+                this process.
         """
         self._store = store
         self._recalls = recalls
         self._recalls_seen: dict[tuple[str, str], int] = {}
+        self._total_seen: dict[str, int] = {}
+        """Pool → how many of its requests had been taken back."""
         self._pools: dict[str, _PoolRings] = {}
         self._unsaved: dict[tuple[str, float], str] = {}
         self._is_restored = store is None
@@ -249,9 +252,9 @@ class History:
             recalled = recalls.get(place, 0) - self._recalls_seen.get(place, 0) if recalls else 0
             doing.extend((team.in_flight - borrowing, borrowing, team.held, recalled))
         borrowing = sum(map(borrowed_slots, status.teams))
-        recalled = sum(
-            count - self._recalls_seen.get(place, 0) for place, count in recalls.items() if place[0] == status.name
-        )
+        # Of all replicas; a new owner counts from 0 again.
+        recalled = max(0, status.recalls - self._total_seen.get(status.name, status.recalls))
+        self._total_seen[status.name] = status.recalls
         return Frame(
             ended_at=now,
             capacity=float(status.capacity),

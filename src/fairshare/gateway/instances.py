@@ -170,7 +170,7 @@ class InstanceSupervisor:
         also_found: Callable[[], Sequence[Finding]] = lambda: (),
         decides: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`decides`: whether this process knows of all requests of the pool; a replica that asks another one does not."""
+        """`decides`: whether this process knows all requests of the pool; a replica that asks another one does not."""
         self._spec = spec
         self._decides = decides
         self._also_found = also_found

@@ -22,6 +22,9 @@ LOOK_SECONDS = 1.0
 SAVE_SECONDS = 5.0
 """How often minutes that have ended are written to the store."""
 
+EVENT_BEGINS, EVENT_END = b"data: ", b"\n\n"
+"""Around the JSON of a server-sent event, which has no line break in it."""
+
 MOST_WATCHERS = 200
 """Streams of events open at once."""
 
@@ -99,7 +102,7 @@ class Live:
         try:
             while not self._ended and (data := render()) is not None:
                 seen = self._looks
-                yield b"data: " + data + b"\n\n"
+                yield EVENT_BEGINS + data + EVENT_END
                 # Whoever took longer than a second to send that gets the newest at once.
                 while self._looks == seen and not self._ended:
                     await self._looked.wait()

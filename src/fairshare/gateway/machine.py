@@ -5,7 +5,7 @@ puts together what only all of them know: readiness, metrics and the state of th
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fairshare.gateway.accounts_api import HEADERS, json_answer, problem_answer
+from fairshare.gateway.explain import Explanation, put_together
+from fairshare.gateway.findings import Severity
+from fairshare.gateway.live import EVENT_BEGINS, EVENT_END
 from fairshare.gateway.merged import PoolJson, Totals, deciding_workers, merged_metrics, merged_pools
 from fairshare.gateway.metrics import CONTENT_TYPE
 from fairshare.gateway.state_dump import DUMP_PATH
+from fairshare.gateway.status import FindingStatus
+from fairshare.gateway.status_api import RequestRow, most_rows
 from fairshare.wire.problems import NO_WORKER
 
 ANSWER_SECONDS = 2.0
@@ -170,6 +175,10 @@ class MachineAdmin:
                 Route("/metrics", self._metrics),
                 Route("/api/v1/pools", self._pools),
                 Route(DUMP_PATH, self._dump),
+                Route("/api/v1/state", self._state),
+                Route("/api/v1/live", self._live),
+                *(Route(path, self._requests) for path in ("/api/v1/requests", "/api/v1/team/requests")),
+                *(Route(path, self._explain) for path in ("/api/v1/explain", "/api/v1/team/explain")),
                 Route("/api/v1/pools/{pool}/instances{rest:path}", self._instances, methods=_METHODS),
                 Route("/{path:path}", self._pass_on, methods=_METHODS),
             ]
@@ -207,9 +216,8 @@ class MachineAdmin:
             return refusal
         if not answers:
             return _nobody()
-        ours = list(self._findings())
-        merged = [{**pool, "findings": [*ours, *pool["findings"]]} for pool in merged_pools(_decoded(answers))]
-        return json_answer(msgspec.json.encode(merged))
+        merged = self._with_findings({"pools": merged_pools(_decoded(answers))})
+        return json_answer(msgspec.json.encode(merged["pools"]))
 
     async def _dump(self, request: Request) -> Response:
         """Each worker's, by its name: they are of one moment only nearly."""
@@ -218,6 +226,61 @@ class MachineAdmin:
         if refusal is not None:
             return refusal
         return json_answer(msgspec.json.encode({name: msgspec.Raw(body) for name, (_, body, _) in answers.items()}))
+
+    async def _requests(self, request: Request) -> Response:
+        """Each worker knows those that went through itself."""
+        answers = await self._all(request)
+        refusal = _refusal(answers)
+        if refusal is not None:
+            return refusal
+        if not answers:
+            return _nobody()
+        rows = [row for _, body, _ in answers.values() for row in msgspec.json.decode(body, type=list[RequestRow])]
+        rows.sort(key=lambda row: -row.at)
+        return json_answer(msgspec.json.encode(rows[: most_rows(request.query_params)]))
+
+    async def _explain(self, request: Request) -> Response:
+        """Likewise; and what of it went through whom is added up."""
+        answers = await self._all(request)
+        known = [body for status, body, _ in answers.values() if status == 200]
+        if known:
+            explanations = [msgspec.json.decode(body, type=Explanation) for body in known]
+            return json_answer(msgspec.json.encode(put_together(explanations)))
+        return _refusal(answers) or _nobody()
+
+    async def _state(self, request: Request) -> Response:
+        """Every worker shows the pools as their owners see them. What only this process knows is added."""
+        answers = await self._all(request)
+        refusal = _refusal(answers)
+        if refusal is not None:
+            return refusal
+        return next((json_answer(self._told(body)) for _, body, _ in answers.values()), None) or _nobody()
+
+    async def _live(self, request: Request) -> Response:
+        """The same as events, of one worker; when that ends, who watches asks again."""
+        answer = await self._pass_on(request)
+        if isinstance(answer, StreamingResponse) and answer.status_code == 200:
+            answer.body_iterator = self._with_own_findings(answer.body_iterator)
+        return answer
+
+    async def _with_own_findings(self, pieces: AsyncIterable[Any]) -> AsyncIterator[bytes]:
+        rest = b""
+        async for piece in pieces:
+            *events, rest = (rest + piece).split(EVENT_END)
+            for event in events:
+                yield EVENT_BEGINS + self._told(event.removeprefix(EVENT_BEGINS)) + EVENT_END
+
+    def _told(self, state: bytes) -> bytes:
+        """A state with what this process has found."""
+        return msgspec.json.encode(self._with_findings(msgspec.json.decode(state))) if self._findings() else state
+
+    def _with_findings(self, state: dict[str, Any]) -> dict[str, Any]:
+        found = self._findings()
+        details = msgspec.to_builtins([_detail(sentence) for sentence in found])
+        for pool in state["pools"]:
+            pool["findings"] = [*found, *pool["findings"]]
+            pool["finding_details"] = [*details, *pool["finding_details"]]
+        return state
 
     # ------------------------------------------------------------------ passed on
 
@@ -287,6 +350,10 @@ def _refusal(answers: Mapping[str, tuple[int, bytes, dict[str, str]]]) -> Respon
         if status != 200:
             return Response(body, status, headers)
     return None
+
+
+def _detail(sentence: str) -> FindingStatus:
+    return FindingStatus(id="worker-gone", severity=Severity.WARNING, instance=None, sentence=sentence, why="", fix="")
 
 
 def _nobody() -> Response:

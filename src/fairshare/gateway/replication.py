@@ -152,9 +152,7 @@ class Replication:
         self._address = str(await self._port.start(self._spec.listen))
         if self._spec.advertise is not None:
             self._address = self._spec.advertise
-        if not self._spec.listen.path:
-            # Workers of one machine have a parent, which asks the one that knows.
-            self._tasks.append(asyncio.create_task(self._keep_asking()))
+        self._tasks.append(asyncio.create_task(self._keep_asking()))
 
     def share_counts(self, fleet: Fleet) -> None:
         """Count limits and budgets together with the other replicas from now on."""

@@ -333,7 +333,7 @@ class StatusApi:
         return self._json(known)
 
     def _rows(self, query: Mapping[str, str], wanted: Callable[[RequestRecord], bool]) -> Response:
-        most = min(MOST_REQUESTS, _whole(query, "most", USUAL_REQUESTS))
+        most = most_rows(query)
         if query.get("only") == "waited":
             records = self._parts.log.records(most=most, wanted=lambda each: wanted(each) and _waited(each))
         else:
@@ -351,6 +351,11 @@ class StatusApi:
 
     def _json(self, value: Any) -> Response:
         return Response(self._encode(value), media_type="application/json", headers=HEADERS)
+
+
+def most_rows(query: Mapping[str, str]) -> int:
+    """How many requests are asked for."""
+    return min(MOST_REQUESTS, _whole(query, "most", USUAL_REQUESTS))
 
 
 def _answering(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
