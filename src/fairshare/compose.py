@@ -28,8 +28,8 @@ from fairshare.accounts.gate import SoftPassed
 from fairshare.accounts.rights import Actor
 from fairshare.accounts.service import Accounts
 from fairshare.config import ConfigError, Settings, instances_in, load
-from fairshare.core.decisions import DispatchQueue, Instance, Mode
-from fairshare.core.dispatch import make_queue
+from fairshare.core.decisions import DispatchQueue, Mode
+from fairshare.core.dispatch import changed_queue, make_queue
 from fairshare.core.pool import Pool
 from fairshare.dashboard import status_pages
 from fairshare.gateway.access_log import AccessLog
@@ -545,18 +545,14 @@ class Gateway:
         return replace(spec, pools=self._spec.pools)
 
     def _dispatching_differently(self, pools: Iterable[PoolSpec]) -> set[str]:
-        """The running pools that need another queue: their mode, options or fallback changed, or their fallback's."""
-        different: set[str] = set()
-        for spec in _fallbacks_first(pools):
-            composed = self._composed.get(spec.name)
-            if composed is None:
-                continue
-            old = composed.spec
-            if (old.mode, old.hold, old.fallback) != (spec.mode, spec.hold, spec.fallback) or (
-                spec.fallback in different
-            ):
-                different.add(spec.name)
-        return different
+        """The running pools whose mode, options or fallback changed."""
+        running = {name: composed.spec for name, composed in self._composed.items()}
+        return {
+            spec.name
+            for spec in pools
+            if (old := running.get(spec.name)) is not None
+            and (old.mode, old.hold, old.fallback) != (spec.mode, spec.hold, spec.fallback)
+        }
 
     async def _change(self, spec: PoolSpec) -> None:
         """Change a running pool; usage and what is in flight stay."""
@@ -572,7 +568,9 @@ class Gateway:
 
     def _dispatch_differently(self, spec: PoolSpec) -> None:
         composed = self._composed[spec.name]
-        composed.queue = composed.driven = self._queue(spec, composed.pool, composed.supervisor.told())
+        composed.queue = composed.driven = changed_queue(
+            composed.queue, spec.mode, options=spec.hold, fallback=self._fallback_of(spec)
+        )
         self._driver.replace_queue(spec.name, composed.queue)
 
     # ------------------------------------------------------------------ building
@@ -682,7 +680,7 @@ class Gateway:
 
     def _add(self, spec: PoolSpec) -> None:
         pool = Pool(spec.name, spec.capacity, self._shares(spec), spec.half_life_seconds, self._driver.clock)
-        queue = self._queue(spec, pool, ())
+        queue = make_queue(pool, spec.mode, options=spec.hold, fallback=self._fallback_of(spec))
         capacity: Capacity = pool
         if self._replication is None:
             self._driver.add_pool(spec, queue)
@@ -780,9 +778,8 @@ class Gateway:
         """Whose usage is saved with the account: with replicas, the owner of a pool saves it, with its epoch."""
         return {} if self._replication is not None else {name: each.pool for name, each in self._composed.items()}
 
-    def _queue(self, spec: PoolSpec, pool: Pool, instances: Iterable[Instance]) -> DispatchQueue:
-        fallback = None if spec.fallback is None else self._composed[spec.fallback].queue
-        return make_queue(pool, spec.mode, options=spec.hold, instances=instances, fallback=fallback)
+    def _fallback_of(self, spec: PoolSpec) -> DispatchQueue | None:
+        return None if spec.fallback is None else self._composed[spec.fallback].queue
 
 
 def _configured(spec: PoolSpec) -> dict[str, str]:

@@ -1305,32 +1305,34 @@ def test_the_home_queue_hears_of_the_end_of_a_recall_elsewhere() -> None:
     assert desk.aborted("A6") == ["borrow A6 in spare"]
 
 
-def test_a_queue_that_was_replaced_leaves_its_fallback_when_its_last_request_has_ended() -> None:
+def test_a_queue_that_is_given_up_leaves_its_fallback_when_its_last_request_has_ended() -> None:
     desk, spare = with_a_spare_pool()
     desk.submit("A", 5)
     left = ref(desk.queue)
-    new = desk.queue = HoldQueue(desk.pool, instances=two_instances(), fallback=spare.queue)
+    del desk.queue
     assert left().released("A5", 1.0) == []
-    assert [guest() for guest in spare.queue._guests] == [left(), new]
-    left().cancelled("A9")
+    assert [guest() for guest in spare.queue._guests] == [left()]
     for number in range(1, 5):
         left().released(f"A{number}", 1.0)
     assert left() is None
-    assert desk.submit("A", 5)[-1] == "borrow A10 in spare"
-    HoldQueue(Pool("other", 1, {}, None), fallback=spare.queue)
-    assert [guest() for guest in spare.queue._guests][:-1] == [new]
+    other = HoldQueue(Pool("other", 1, {}, None), fallback=spare.queue)
+    assert [guest() for guest in spare.queue._guests] == [other]
 
 
-def test_a_queue_that_was_replaced_still_hears_that_its_guest_was_taken_back() -> None:
-    desk, spare = with_a_spare_pool()
-    desk.submit("A", 6)
-    desk.first_byte("A5")
-    left = desk.queue
-    desk.queue = HoldQueue(desk.pool, instances=two_instances(), fallback=spare.queue)
-    assert spare.submit("S") == ["recall A6", "own S1"]
-    assert left.snapshot().held == 1
-    assert desk.note(left.aborted("A6")) == []
-    assert desk.note(spare.queue.released("S1", 1.0)) == ["borrow A6 in spare"]
+def test_a_guest_within_share_and_its_teams_turn_are_not_one_slot_more_than_the_pool_owns() -> None:
+    # Of C = 2, A owns 0.9 of a slot and B 1.1: one whole slot and one turn.
+    spare = Desk(2, {"A": "9/20", "B": "11/20"}, name="spare")
+    desk = Desk(1, {"A": 1}, fallback=spare)
+    assert desk.submit("A", 2) == ["own A1", "borrow A2 in spare"]
+    assert spare.submit("B", 2) == ["own B1", "own B2"]
+    assert spare.pool.live_slots == 3  # B2 holds the turn; whoever borrows is beside what is owned
+
+
+def test_a_guest_of_whole_slots_is_within_share() -> None:
+    spare = Desk(2, {"A": "1/2", "B": "1/2"}, name="spare")
+    desk = Desk(1, {"A": 1}, fallback=spare)
+    assert desk.submit("A", 3) == ["own A1", "own A2 in spare", "borrow A3 in spare"]
+    assert spare.submit("B") == ["own B1"]
 
 
 def test_a_guest_that_began_is_not_taken_back() -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from fairshare import Pool
 from fairshare.core.decisions import DispatchQueue, Instance, Mode, Request
-from fairshare.core.hold import HoldQueue, _Entry, _Line
+from fairshare.core.dispatch import make_queue
+from fairshare.core.hold import HoldQueue
 from fairshare.core.priority import Standing
+from fairshare.core.team_queue import Entry, Line
 from support.desk import BATCH, WEIGHTED, Desk, borrow, hold, own
 
 HALVES = {"A": "1/2", "B": "1/2"}
@@ -196,11 +198,11 @@ def test_a_request_whose_instance_failed_goes_where_its_team_holds_the_smallest_
 # Inside a team
 
 
-def line_of(*requests: tuple[int, int]) -> _Line:
+def line_of(*requests: tuple[int, int]) -> Line:
     """Recalled requests, each (sequence, slots), in the order in which they were taken back."""
-    queue, line = HoldQueue(Pool("pool", 1, {}, None)), _Line()
+    queue, line = HoldQueue(Pool("pool", 1, {}, None)), Line()
     for sequence, slots in requests:
-        entry = _Entry(Request(id=str(sequence), team="A", slots=slots), queue, sequence)
+        entry = Entry(Request(id=str(sequence), team="A", slots=slots), queue, sequence)
         entry.recalled = True
         line.add(entry)
     return line
@@ -417,10 +419,10 @@ def test_an_observing_queue_adopts_in_its_shadow_too() -> None:
     desk.queue.adopted(
         Request(id="A1", team="A"), instance_id="e0", priority=11, standing=Standing.BORROWING, began=False
     )
-    for pool, queue in ((desk.pool, desk.queue._through), (desk.queue._shadow_pool, desk.queue._shadow)):
+    for pool, queue in ((desk.pool, desk.queue.through), (desk.queue._shadow_pool, desk.queue._shadow)):
         assert [(stat.in_flight, stat.borrowing) for stat in pool.snapshot()] == [(1, 1), (0, 0)]
         assert queue._entries["A1"].grant.priority == 11
-        assert not queue._entries["A1"].began
+        assert list(queue._teams["A"].recallable) == ["A1"]
         assert [stat.in_flight_slots for stat in queue.snapshot().instances] == [1]
 
 
@@ -450,6 +452,40 @@ def test_a_turn_that_phantoms_may_hold_is_not_given_away() -> None:
     assert desk.submit("B", 2) == ["own B1", "borrow B2"]
     desk.release("B2")
     desk.pool.drop_phantom("A")  # what is left fits in its whole slot
+    assert desk.submit("B") == ["own B3"]
+
+
+def test_phantoms_are_counted_where_something_changed_and_not_by_looking_at_every_team() -> None:
+    desk = Desk(3, {"A": "1/2", "B": "1/4"} | {f"team{number}": "1/8000" for number in range(2000)})
+    desk.pool.add_phantoms("A", 2, until=60.0)
+    desk.pool.add_phantoms("team7", 1, until=60.0)
+    desk.submit("B", 2)
+    assert set(desk.queue._teams) == {"A", "B", "team7"}
+    assert desk.queue._phantom_turns == 2
+    desk.time.now = 60.0
+    desk.queue.tick()
+    assert desk.queue._phantom_turns == 0
+
+
+def test_phantoms_of_before_the_queue_was_there_and_of_other_shares_are_counted() -> None:
+    desk = Desk(3, HALVES)
+    desk.pool.add_phantoms("A", 2, until=60.0)
+    desk.queue = make_queue(desk.pool, Mode.HOLD, instances=[Instance(id="e0", part_slots=3)])
+    assert desk.submit("B", 2) == ["own B1", "borrow B2"]
+    desk.set_shares({"A": "2/3", "B": "1/3"})
+    assert desk.queue._phantom_turns == 0
+    desk.set_shares(HALVES)
+    assert desk.queue._phantom_turns == 1
+    desk.set_shares({"B": 1})
+    assert desk.queue._phantom_turns == 0
+
+
+def test_a_turn_that_phantoms_held_is_free_when_its_team_has_less_in_flight() -> None:
+    desk = Desk(3, HALVES)
+    desk.submit("A")
+    desk.pool.add_phantoms("A", 1, until=60.0)
+    assert desk.submit("B", 2) == ["own B1", "borrow B2"]
+    desk.release("A1")
     assert desk.submit("B") == ["own B3"]
 
 

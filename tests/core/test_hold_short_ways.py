@@ -1,28 +1,16 @@
 """The short ways of the hold queue decide exactly as the long way does."""
 
-from typing import Any
-
 import pytest
 
 from fairshare import Pool
 from fairshare.core.decisions import HoldOptions, Instance, Request
 from fairshare.core.hold import HoldQueue
-from support.seeded_run import SeededRun
-
-
-class LongWay(HoldQueue):
-    """Every event takes the general way."""
-
-    def _is_simple(self, team: Any) -> bool:
-        return False
-
-    def _only_waits(self, team: Any, request: Request) -> bool:
-        return False
+from support.two_pools import TwoPools
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_the_short_ways_decide_as_the_long_way_does(seed: int) -> None:
-    short, long = SeededRun(HoldQueue, seed), SeededRun(LongWay, seed)
+    short, long = TwoPools(seed), TwoPools(seed, long_way=True)
     for _ in range(120):
         short.event()
         long.event()

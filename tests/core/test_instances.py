@@ -25,57 +25,57 @@ def table(*parts: int, seats: int | None = None) -> InstanceTable:
 def test_a_request_goes_where_its_team_holds_the_smallest_part() -> None:
     instances = table(8, 8)
     for _ in range(4):
-        instances.place("e0", "a", 1)
+        instances.place(instances["e0"], "a", 1)
     for _ in range(6):
-        instances.place("e1", "b", 1)
+        instances.place(instances["e1"], "b", 1)
     assert chosen_for(instances, "a") == "e1"
     assert chosen_for(instances, "b") == "e0"
 
 
 def test_parts_are_compared_and_not_counts() -> None:
     instances = table(4, 16)
-    instances.place("e0", "a", 2)
-    instances.place("e1", "a", 4)
+    instances.place(instances["e0"], "a", 2)
+    instances.place(instances["e1"], "a", 4)
     assert chosen_for(instances, "a") == "e1"  # 4/16 < 2/4
 
 
 def test_of_equal_parts_the_emptiest_instance_is_taken() -> None:
     instances = table(8, 8)
-    instances.place("e0", "b", 3)
-    instances.place("e1", "b", 1)
+    instances.place(instances["e0"], "b", 3)
+    instances.place(instances["e1"], "b", 1)
     assert chosen_for(instances, "a") == "e1"
 
 
 def test_the_prompts_prefix_decides_between_near_equals_only() -> None:
     instances = table(8, 8)
-    instances.place("e1", "a", 2)
+    instances.place(instances["e1"], "a", 2)
     assert chosen_for(instances, "a", ["e1"]) == "e1"  # a quarter of its part more is near
-    instances.place("e1", "a", 1)
+    instances.place(instances["e1"], "a", 1)
     assert chosen_for(instances, "a", ["e1"]) == "e0"  # more is not
 
 
 def test_of_small_instances_one_slot_more_is_near() -> None:
     instances = table(2, 2)
-    instances.place("e1", "a", 1)
+    instances.place(instances["e1"], "a", 1)
     assert chosen_for(instances, "a", ["e1"]) == "e1"
 
 
 def test_the_first_preferred_instance_with_room_is_taken() -> None:
     instances = table(1, 8, 8)
-    instances.place("e0", "b", 1)
+    instances.place(instances["e0"], "b", 1)
     assert chosen_for(instances, "a", ["e0", "unknown", "e2", "e1"]) == "e2"
 
 
 def test_a_preferred_instance_is_looked_at_even_if_it_is_not_among_the_emptiest() -> None:
     instances = table(*[8] * (CANDIDATES + 1))
-    instances.place("e0", "b", 1)
+    instances.place(instances["e0"], "b", 1)
     assert chosen_for(instances, "a", ["e0"]) == "e0"
 
 
 def test_without_room_there_is_no_instance() -> None:
     instances = table(2, 2)
     for name in ("e0", "e1"):
-        instances.place(name, "a", 2)
+        instances.place(instances[name], "a", 2)
     assert chosen_for(instances, "b", ["e1"]) is None
 
 
@@ -94,27 +94,27 @@ def test_excluded_instances_are_not_chosen() -> None:
 
 def test_a_wide_request_may_fill_more_than_is_left() -> None:
     instances = table(4, seats=8)
-    instances.place("e0", "a", 3)
+    instances.place(instances["e0"], "a", 3)
     assert chosen_for(instances, "a") == "e0"
-    instances.place("e0", "a", 4)
+    instances.place(instances["e0"], "a", 4)
     assert chosen_for(instances, "a") is None
-    assert instances.free_seats("e0") == 1
+    assert instances["e0"].free_seats == 1
 
 
 def test_seats_are_max_num_seqs_if_known() -> None:
     instances = table(4, seats=2)
     instances.running_seen("e0", 64)
-    assert instances.free_seats("e0") == 2
+    assert instances["e0"].free_seats == 2
 
 
 def test_unknown_seats_are_the_most_it_was_seen_to_run_and_at_least_its_part() -> None:
     instances = table(4)
-    assert instances.free_seats("e0") == 4
+    assert instances["e0"].free_seats == 4
     assert not instances.running_seen("e0", 3)
-    assert instances.free_seats("e0") == 4
+    assert instances["e0"].free_seats == 4
     assert instances.running_seen("e0", 7)
     assert not instances.running_seen("e0", 5)
-    assert instances.free_seats("e0") == 7
+    assert instances["e0"].free_seats == 7
     assert not instances.running_seen("unknown", 9)
 
 
@@ -123,27 +123,27 @@ def test_an_instance_that_comes_back_may_have_other_seats() -> None:
     instances.running_seen("e0", 7)
     instances.changed(Instance(id="e0", part_slots=4, accepting=False))
     instances.changed(Instance(id="e0", part_slots=4))
-    assert instances.free_seats("e0") == 4
+    assert instances["e0"].free_seats == 4
 
 
 def test_the_seat_of_a_recalled_request_stays_taken_until_its_abort_ends() -> None:
     instances = table(2, seats=2)
-    instances.place("e0", "a", 2)
-    instances.take_off("e0", "a", 2, aborting=True)
+    instances.place(instances["e0"], "a", 2)
+    instances.take_off(instances["e0"], "a", 2, aborting=True)
     assert chosen_for(instances, "b") is None
-    assert (instances.free_seats("e0"), instances.aborting_slots("e0"), instances.placed_slots) == (0, 2, 0)
+    assert (instances["e0"].free_seats, instances["e0"].aborting_slots, instances.placed_slots) == (0, 2, 0)
     assert instances.surplus_slots == 2
-    instances.abort_ended("e0", 2)
-    assert (instances.free_seats("e0"), instances.aborting_slots("e0")) == (2, 0)
+    instances.abort_ended(instances["e0"], 2)
+    assert (instances["e0"].free_seats, instances["e0"].aborting_slots) == (2, 0)
     assert chosen_for(instances, "b") == "e0"
 
 
 def test_an_instance_that_accepts_nothing_is_not_chosen_and_keeps_what_it_runs() -> None:
     instances = table(4, 4)
-    instances.place("e0", "a", 1)
+    instances.place(instances["e0"], "a", 1)
     instances.changed(Instance(id="e0", part_slots=4, accepting=False))
     assert chosen_for(instances, "b", ["e0"]) == "e1"
-    assert not instances.accepts("e0")
+    assert instances.accepting_with_id("e0") is None
     assert (instances.placed_slots, instances.surplus_slots) == (1, -1)
     instances.changed(Instance(id="e1", part_slots=4, accepting=False))
     assert instances.emptiest_by_seats() is None
@@ -153,27 +153,27 @@ def test_an_instance_that_accepts_nothing_is_not_chosen_and_keeps_what_it_runs()
 def test_what_runs_where_nothing_new_may_go_takes_nothing_of_the_capacity() -> None:
     instances = table(4, 4)
     instances.changed(Instance(id="e0", part_slots=4, accepting=False))
-    instances.place("e0", "a", 2)
-    instances.place("e0", "a", 1)
+    instances.place(instances["e0"], "a", 2)
+    instances.place(instances["e0"], "a", 1)
     assert (instances.placed_slots, instances.surplus_slots) == (3, -3)
-    instances.take_off("e0", "a", 2)
-    instances.take_off("e0", "a", 1, aborting=True)
+    instances.take_off(instances["e0"], "a", 2)
+    instances.take_off(instances["e0"], "a", 1, aborting=True)
     assert (instances.placed_slots, instances.surplus_slots) == (0, 0)
 
 
 def test_a_removed_instance_is_forgotten_when_its_last_request_ends() -> None:
     instances = table(4, 4)
-    instances.place("e0", "a", 2)
-    instances.place("e1", "a", 3)
+    instances.place(instances["e0"], "a", 2)
+    instances.place(instances["e1"], "a", 3)
     instances.removed("e0")
     instances.removed("unknown")
     emptiest = instances.emptiest_by_seats()
     assert emptiest is not None
     assert emptiest.id == "e1"
     assert "e0" in instances
-    instances.take_off("e0", "a", 2, aborting=True)
+    instances.take_off(instances["e0"], "a", 2, aborting=True)
     assert "e0" in instances
-    instances.abort_ended("e0", 2)
+    instances.abort_ended(instances["e0"], 2)
     assert "e0" not in instances
     assert [stat.id for stat in instances.stats()] == ["e1"]
 
@@ -182,18 +182,18 @@ def test_instances_that_come_and_go_leave_nothing_behind() -> None:
     instances = table(4)
     for number in range(100):
         instances.changed(Instance(id=f"x{number}", part_slots=4))
-        instances.place(f"x{number}", "a", 1)
+        instances.place(instances[f"x{number}"], "a", 1)
         instances.removed(f"x{number}")
-        instances.take_off(f"x{number}", "a", 1)
+        instances.take_off(instances[f"x{number}"], "a", 1)
     assert (len(instances._loads), len(instances._moved), len(instances._by_room)) == (1, 0, 1)
 
 
 def test_an_instance_may_be_removed_and_come_back_while_it_runs_something() -> None:
     instances = table(4)
-    instances.place("e0", "a", 2)
+    instances.place(instances["e0"], "a", 2)
     instances.removed("e0")
     instances.changed(Instance(id="e0", part_slots=6, seats=12))
-    instances.take_off("e0", "a", 2)
+    instances.take_off(instances["e0"], "a", 2)
     assert instances.stats() == (
         InstanceStat(id="e0", part_slots=6, seats=12, in_flight_slots=0, aborting_slots=0, accepting=True),
     )
@@ -201,9 +201,9 @@ def test_an_instance_may_be_removed_and_come_back_while_it_runs_something() -> N
 
 def test_more_cannot_be_taken_off_than_was_placed() -> None:
     instances = table(4)
-    instances.place("e0", "a", 1)
+    instances.place(instances["e0"], "a", 1)
     with pytest.raises(AssertionError, match="fewer slots in flight"):
-        instances.take_off("e0", "a", 2)
+        instances.take_off(instances["e0"], "a", 2)
 
 
 @dataclass
@@ -271,16 +271,16 @@ def compare_run(seed: int, ids: str, *, events: int) -> None:
                 known.seen = max(known.seen, running)
         elif what == "place" and known is not None and known.accepting:
             team, slots = rng.choice("xy"), rng.randint(1, 3)
-            instances.place(name, team, slots)
+            instances.place(instances[name], team, slots)
             known.placed.append((team, slots))
         elif what == "end" and known is not None and known.placed:
             team, slots = known.placed.pop()
             recalled = rng.random() < 0.5
-            instances.take_off(name, team, slots, aborting=recalled)
+            instances.take_off(instances[name], team, slots, aborting=recalled)
             if recalled:
                 known.aborting.append(slots)
         elif what == "abort end" and known is not None and known.aborting:
-            instances.abort_ended(name, known.aborting.pop())
+            instances.abort_ended(instances[name], known.aborting.pop())
         naive = {key: value for key, value in naive.items() if not value.removed or value.taken}
         preferred = rng.sample(ids, rng.randint(0, 2))
         compare(instances, naive, preferred, excluded=set(rng.sample(ids, rng.randint(0, 3))))
@@ -296,8 +296,8 @@ def compare(instances: InstanceTable, naive: dict[str, Naive], preferred: list[s
         (name, known.most, known.taken) for name, known in naive.items()
     ]
     for name in naive:
-        assert instances.accepts(name) == (name in accepting)
-        assert instances.free_seats(name) == naive[name].most - naive[name].taken
+        assert (instances.accepting_with_id(name) is not None) == (name in accepting)
+        assert instances[name].free_seats == naive[name].most - naive[name].taken
     for excluding in (frozenset[str](), frozenset(excluded)):
         eligible = {name: known for name, known in accepting.items() if name not in excluding}
         emptiest = instances.emptiest_by_seats(excluding)

@@ -19,7 +19,7 @@ from fairshare.core.decisions import (
     Request,
     Send,
 )
-from fairshare.core.dispatch import make_queue
+from fairshare.core.dispatch import changed_queue, make_queue
 
 INTERACTIVE, BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
 WEIGHTED = BorrowOrder.WEIGHTED
@@ -120,6 +120,13 @@ class Desk:
 
     def set_shares(self, shares: Mapping[str, Share]) -> list[str]:
         self.pool.set_shares(shares)
+        return self.note(self.queue.capacity_changed())
+
+    def redispatch(self, mode: Mode = Mode.HOLD, *, fallback: Desk | None = None, **options: Any) -> list[str]:
+        """A reload changed how the pool dispatches."""
+        self.queue = changed_queue(
+            self.queue, mode, options=HoldOptions(**options), fallback=fallback.queue if fallback else None
+        )
         return self.note(self.queue.capacity_changed())
 
     def instance(self, instance_id: str, part_slots: int, **fields: Any) -> list[str]:

@@ -27,7 +27,8 @@ from fairshare.core.decisions import (
     Request,
     Send,
 )
-from fairshare.core.hold import HoldQueue, SendKind
+from fairshare.core.hold import HoldQueue
+from fairshare.core.team_queue import SendKind
 from support.desk import Time
 
 
@@ -419,7 +420,7 @@ class Walk:
                 assert not waiting, f"{len(waiting)} are held beside {capacity - taken} free slots"
                 self.check_guests(side, capacity)
         if not side.shrunk:
-            narrow = sum(item.request.slots == 1 and not item.borrowing for item in running if item.home is side)
+            narrow = sum(item.request.slots == 1 and not item.borrowing for item in running)
             assert narrow <= capacity, f"{narrow} within-share slots of {capacity}"
         allowed = side.options.recall_waste * side.most_capacity * (300.0 + self.time.now)
         assert side.wasted <= allowed + 1e-6

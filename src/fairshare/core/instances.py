@@ -75,6 +75,11 @@ class InstanceLoad:
         return self.slots_by_team.get(team, 0) / self.part_slots
 
     @property
+    def free_seats(self) -> int:
+        """Seats not taken there; negative when more was sent than it can run."""
+        return self.seats - self.taken_slots
+
+    @property
     def room_load(self) -> float:
         """Taken slots over its part of C: below 1 there is room."""
         return self.taken_slots / self.part_slots if self.part_slots else inf
@@ -112,6 +117,10 @@ class InstanceTable:
 
     def __contains__(self, instance_id: str) -> bool:
         return instance_id in self._loads
+
+    def __getitem__(self, instance_id: str) -> InstanceLoad:
+        """Raises: KeyError: no such instance is known."""
+        return self._loads[instance_id]
 
     @property
     def any_accepting(self) -> bool:
@@ -153,9 +162,8 @@ class InstanceTable:
         self._moved.add(load)
         return load.seats > before
 
-    def place(self, instance_id: str, team: str, slots: int) -> None:
+    def place(self, load: InstanceLoad, team: str, slots: int) -> None:
         """Count a request of `team` as in flight there."""
-        load = self._loads[instance_id]
         load.in_flight_slots += slots
         load.taken_slots += slots
         load.slots_by_team[team] = load.slots_by_team.get(team, 0) + slots
@@ -164,11 +172,10 @@ class InstanceTable:
         else:
             self.surplus_slots -= slots
 
-    def take_off(self, instance_id: str, team: str, slots: int, *, aborting: bool = False) -> None:
+    def take_off(self, load: InstanceLoad, team: str, slots: int, *, aborting: bool = False) -> None:
         """A request of `team` no longer runs there. `aborting`: its seat still counts as taken for a while."""
-        load = self._loads[instance_id]
         load.in_flight_slots -= slots
-        assert load.in_flight_slots >= 0, f"instance {instance_id!r} has fewer slots in flight than were taken off"
+        assert load.in_flight_slots >= 0, f"instance {load.id!r} has fewer slots in flight than were taken off"
         left = load.slots_by_team[team] - slots
         if left:
             load.slots_by_team[team] = left
@@ -185,9 +192,8 @@ class InstanceTable:
             self.surplus_slots += slots
             self._forget_if_empty(load)
 
-    def abort_ended(self, instance_id: str, slots: int) -> None:
+    def abort_ended(self, load: InstanceLoad, slots: int) -> None:
         """The seat of a recalled request is free again."""
-        load = self._loads[instance_id]
         load.aborting_slots -= slots
         load.taken_slots -= slots
         if load.accepting:
@@ -237,25 +243,17 @@ class InstanceTable:
         name = self._by_seat.peek()
         return None if name is None else self._loads[name]
 
-    def expect(self, instance_id: str) -> None:
+    def expect(self, instance_id: str) -> InstanceLoad:
         """Something runs there: if the instance is not known, it is one that has left already."""
         if instance_id not in self._loads:
             self.changed(Instance(id=instance_id, part_slots=0, accepting=False))
             self._loads[instance_id].removed = True
+        return self._loads[instance_id]
 
-    def accepts(self, instance_id: str) -> bool:
-        """Whether the instance is known and accepts requests."""
+    def accepting_with_id(self, instance_id: str) -> InstanceLoad | None:
+        """The instance, if it is known and accepts requests."""
         load = self._loads.get(instance_id)
-        return load is not None and load.accepting
-
-    def free_seats(self, instance_id: str) -> int:
-        """Seats not taken there; negative when more was sent than it can run."""
-        load = self._loads[instance_id]
-        return load.seats - load.taken_slots
-
-    def aborting_slots(self, instance_id: str) -> int:
-        """Slots of recalled requests whose seat may still be taken there."""
-        return self._loads[instance_id].aborting_slots
+        return load if load is not None and load.accepting else None
 
     def stats(self) -> tuple[InstanceStat, ...]:
         """A snapshot, in the order in which the instances were added."""
@@ -270,6 +268,14 @@ class InstanceTable:
             )
             for load in self._loads.values()
         )
+
+    def records(self) -> list[Instance]:
+        """Those that were not removed, as they were reported."""
+        return [
+            Instance(id=load.id, part_slots=load.part_slots, seats=load.known_seats, accepting=load.accepting)
+            for load in self._loads.values()
+            if not load.removed
+        ]
 
     def _emptiest(self, excluding: frozenset[str]) -> list[InstanceLoad]:
         """The `CANDIDATES` emptiest of their parts, in that order."""

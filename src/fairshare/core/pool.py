@@ -638,6 +638,7 @@ class Pool:
                 ended += state.lots.pop(0)[1]
             if ended:
                 self._remove_phantom_slots(state, ended)
+        self._trim_phantom_ends()
         if now >= self._scale.rebase_at and (half_lives := self._scale.rebase(now)):
             for state in list(self._states.values()):
                 state.scaled_usage = halved(state.scaled_usage, half_lives)

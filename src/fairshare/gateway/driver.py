@@ -255,27 +255,12 @@ class PoolDriver:
         self._index()
 
     def replace_queue(self, name: str, queue: DispatchQueue) -> None:
-        """A reload changed how a pool dispatches: `queue`, over the same `Pool` and instances, decides from now on.
-
-        What is held moves to it in the order of arrival; what was sent is still released to the queue that sent it.
-        """
+        """A reload changed how a pool dispatches: `queue` (see `changed_queue`) has what the old one held and sent."""
         pool = self._pools[name]
-        moved: list[Driven] = []
-        for exchange in self._of(pool):
-            if exchange.place is Place.HELD:
-                exchange.place = Place.NOWHERE
-                moved.append(exchange)
-                # The old queue may send others meanwhile; those stay with it.
-                self._carry_out(pool, exchange.queue.cancelled(exchange.request.id))
-        self._disarm(pool)
         pool.queue = queue
-        for exchange in moved:
+        for exchange in self._of(pool):
             exchange.queue = queue
-            exchange.place = Place.HELD
-            self._carry_out(pool, queue.submitted(exchange.request))
-        deadline = queue.next_deadline()
-        if deadline is not None:
-            self._arm(pool, deadline)
+        self._carry_out(pool, queue.capacity_changed())
 
     def remove_pool(self, name: str) -> None:
         """A reload dropped a pool: it gets nothing new, what it holds is refused, what runs may finish."""
@@ -449,10 +434,6 @@ class PoolDriver:
             decisions += self._undo(exchange, record)
         self.record(record)
         self._carry_out(exchange.home, decisions)
-        if place is Place.SENT and queue is not exchange.home.queue:
-            # What it held is free, and the queue that was told decides about nothing any more.
-            for pool in tuple(self._pools.values()):
-                self._carry_out(pool, pool.queue.capacity_changed())
 
     def record(self, record: RequestRecord) -> None:
         """Hand over the record of a request that ended."""

@@ -178,7 +178,7 @@ class _Baseline(ABC):
             return []
         request = dispatched.request
         self._in_flight[request.team] -= request.slots
-        self._instances.take_off(dispatched.instance_id, request.team, request.slots)
+        self._instances.take_off(self._instances[dispatched.instance_id], request.team, request.slots)
         return self._freed(dispatched, consumed_cost_units)
 
     def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
@@ -187,8 +187,8 @@ class _Baseline(ABC):
         emptiest = self._instances.emptiest_by_seats(excluding | {dispatched.instance_id})
         if emptiest is None:
             return None
-        self._instances.take_off(dispatched.instance_id, request.team, request.slots)
-        self._instances.place(emptiest.id, request.team, request.slots)
+        self._instances.take_off(self._instances[dispatched.instance_id], request.team, request.slots)
+        self._instances.place(emptiest, request.team, request.slots)
         dispatched.instance_id = emptiest.id
         return emptiest.id
 
@@ -210,7 +210,7 @@ class _Baseline(ABC):
         assert emptiest is not None, "baselines are compared in scenarios in which some engine is always there"
         self._dispatched[request.id] = _Dispatched(request, emptiest.id)
         self._in_flight[request.team] = self._in_flight.get(request.team, 0) + request.slots
-        self._instances.place(emptiest.id, request.team, request.slots)
+        self._instances.place(emptiest, request.team, request.slots)
         return Send(
             request_id=request.id,
             pool=self._pool.name,
