@@ -25,14 +25,34 @@ FORMATS = {
         '{"timestamp": 30500, "input_length": 6472, "output_length": 26, "hash_ids": [46, 2]}\n',
         [TraceRow(0.0, "", 6955, 52), TraceRow(3.5, "", 6472, 26)],
     ),
-    "vtc": (
-        "scheduler,client,input_tokens,output_tokens,t_s,ttft_s,latency_s\n"
-        "FCFS,5,256,256,1.9,1.6,12.7\nFCFS,6,256,255,1.7,1.2,12.3\n",
-        [TraceRow(0.0, "6", 256, 255), TraceRow(pytest.approx(0.2), "5", 256, 256)],  # pyright: ignore[reportArgumentType]
+    "azure of 2024": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n",
+        [TraceRow(0.0, "", 2162, 5), TraceRow(0.99007, "", 2399, 6)],
+    ),
+    "burstgpt with sessions": (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n19440161.0,,2,ChatGPT,36,29,65,API log\n",
+        [TraceRow(0.0, "1722ac82", 906, 446), TraceRow(51.0, "", 36, 29)],
+    ),
+    "vtc artifact": (
+        '{"config": {"req_rate": 2.5, "mode": "real"}, "result": {"total_time": 751.1, "num_abort": 0, "responses": ['
+        '{"adapter_dir": "dummy-lora-7b-rank-8-13", "prompt_len": 13, "output_len": 199, "request_latency": 8.5, '
+        '"first_token_latency": 0.7, "req_time": 0.25}, {"adapter_dir": "dummy-lora-7b-rank-8-2", "prompt_len": 36, '
+        '"output_len": 137, "request_latency": 6.3, "first_token_latency": 1.0, "req_time": 0.0}]}}\n',
+        [TraceRow(0.0, "dummy-lora-7b-rank-8-2", 36, 137), TraceRow(0.25, "dummy-lora-7b-rank-8-13", 13, 199)],
     ),
     "servegen": (
+        "request_id,timestamp,input_tokens,output_tokens\n0,0.02,4520,153\n1,0.465,30,1785\n",
+        [TraceRow(0.0, "", 4520, 153), TraceRow(0.445, "", 30, 1785)],
+    ),
+    "seconds, clients and tokens": (
         "t_s,client,input_tokens,output_tokens\n0.0,19,4520,153\n0.445,13,30,1785\n",
         [TraceRow(0.0, "19", 4520, 153), TraceRow(0.445, "13", 30, 1785)],
+    ),
+    "time, team and tokens": (
+        "time,team,input_tokens,output_tokens\n2026-11-30T08:00:00Z,red,20,15\n2026-11-30T09:00:01+01:00,blue,30,17\n",
+        [TraceRow(0.0, "red", 20, 15), TraceRow(1.0, "blue", 30, 17)],
     ),
 }
 
@@ -50,14 +70,35 @@ def test_every_published_format_is_recognised_by_its_columns(name: str, tmp_path
     assert traces.read(packed) == found
 
 
-def test_unknown_columns_and_broken_lines_are_explained(tmp_path: Path) -> None:
+def test_unknown_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("when,how_many\n1,2\n")
     with pytest.raises(ScenarioError, match="found the columns when, how_many, but no known format has these"):
         traces.read(path)
-    path.write_text("t_s,input_tokens,output_tokens\n1,2,3\n2,x,3\n")
-    with pytest.raises(ScenarioError, match=r"trace\.csv:3: not a request"):
-        traces.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "trace: is empty"),
+        ("t_s,input_tokens,output_tokens\n", "has no request with a prompt"),
+        (
+            "t_s,input_tokens,output_tokens\n1,2,3\n2,x,3\n",
+            "trace:3: not a request in the format of seconds and tokens",
+        ),
+        ("t_s,input_tokens,output_tokens\n1,inf,3\n", "trace:2: not a request"),
+        ("t_s,input_tokens,output_tokens\nnan,2,3\n", r"trace:2: not a request .*its time is nan"),
+        ("t_s,input_tokens,output_tokens\n1,2\n", "trace:2: not a request"),
+        (f"t_s,input_tokens,output_tokens\n{'1' * 200_000},2,3\n", "trace:1: not CSV"),
+        ('\n{"timestamp": 1, "input_length": 5, "output_length": 5}\n{"time', "trace:3: not a JSON object"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5}\n5\n', "trace:2: not a JSON object"),
+        ('{"result": {"responses": [{"req_time": 1}]}}\n' * 2, "trace:2: is another run; keep the one line"),
+    ],
+)
+def test_what_cannot_be_played_is_said_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(ScenarioError, match=message):
+        traces.read(tmp_path / "trace")
 
 
 def test_the_samples_that_are_shipped_can_be_read() -> None:
@@ -87,6 +128,12 @@ def test_a_hash_keeps_a_client_with_its_team_wherever_it_comes() -> None:
     plan = TracePlan(file="", teams="hash")
     one, other = teams(plan, "x", "y", "x"), teams(plan, "y", "x")
     assert one == [other[1], other[0], other[1]]
+
+
+@pytest.mark.parametrize("rule", ["hash", "round-robin", "client"])
+def test_a_client_that_has_a_teams_name_is_that_team(rule: str) -> None:
+    plan = TracePlan(file="", teams=rule)  # pyright: ignore[reportArgumentType]
+    assert teams(plan, "blue", "red", "blue") == ["blue", "red", "blue"]
 
 
 def test_clients_may_be_teams_or_be_mapped_by_hand() -> None:

@@ -204,8 +204,11 @@ class TracePlan(_Strict, frozen=True, kw_only=True):
 
     file: str
     """A path, beside the scenario file or one of the samples that are shipped."""
-    teams: Literal["round-robin", "hash", "client", "given"] = "hash"
-    """How its clients (or, without clients, its requests) become teams; `client`: each client is a team of its name."""
+    teams: Literal["round-robin", "hash", "client"] = "hash"
+    """How its clients (or, without clients, its requests) become teams, unless they have the name of one.
+
+    `client`: there must be no others.
+    """
     clients: dict[str, str] = {}
     """Client to team; others by `teams`."""
     only: list[str] = []

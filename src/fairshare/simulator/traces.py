@@ -7,13 +7,15 @@ belongs to is decided by a rule (`teams_of`).
 import csv
 import gzip
 import io
-import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from fairshare.core.priority import ServiceClass
 from fairshare.simulator.scenario import Scenario, ScenarioError, TracePlan
@@ -45,6 +47,19 @@ class Arrival(NamedTuple):
     pool: str
 
 
+def _seconds(text: str) -> float:
+    """A number of seconds, or a date and time. Without a time zone: UTC, since all of a file is in one."""
+    try:
+        return float(text)
+    except ValueError:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _milliseconds(text: str) -> float:
+    return float(text) / 1000.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A published format: which columns it has, and what they mean."""
@@ -54,19 +69,21 @@ class Format:
     prompt: str
     output: str
     client: str = ""
-    marks: tuple[str, ...] = ()
-    """Columns that tell it from others."""
-    seconds: Callable[[str], float] = float
+    seconds: Callable[[str], float] = _seconds
 
 
-def _timestamp_seconds(text: str) -> float:
-    # Azure writes seven digits of a second; Python reads six. No time zone: all of a file is in one.
-    whole, _, fraction = text.partition(".")
-    return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction.rstrip('Z') or 0}")
+_Records = list[tuple[int, dict[str, str]]]
+"""Requests, each with its line and its columns."""
 
 
-def _milliseconds(text: str) -> float:
-    return float(text) / 1000.0
+class _Run(msgspec.Struct, frozen=True):
+    responses: list[dict[str, Any]] = []
+
+
+class _JsonLine(msgspec.Struct, frozen=True):
+    """A request, or in the VTC artifact a whole run."""
+
+    result: _Run = _Run()
 
 
 FORMATS = (
@@ -75,7 +92,6 @@ FORMATS = (
         at="TIMESTAMP",
         prompt="ContextTokens",
         output="GeneratedTokens",
-        seconds=_timestamp_seconds,
     ),
     Format(
         name="BurstGPT",
@@ -83,7 +99,6 @@ FORMATS = (
         prompt="Request tokens",
         output="Response tokens",
         client="Session ID",
-        marks=("Model",),
     ),
     Format(
         name="Mooncake",
@@ -93,14 +108,8 @@ FORMATS = (
         seconds=_milliseconds,
     ),
     Format(name="ServeGen", at="timestamp", prompt="input_tokens", output="output_tokens", client="client_id"),
-    Format(
-        name="VTC log",
-        at="t_s",
-        prompt="input_tokens",
-        output="output_tokens",
-        client="client",
-        marks=("scheduler", "ttft_s"),
-    ),
+    # The lines of fair_bench/*/all_results_*.jsonl: the requests of a run are in result.responses.
+    Format(name="VTC artifact", at="req_time", prompt="prompt_len", output="output_len", client="adapter_dir"),
     Format(name="seconds and tokens", at="t_s", prompt="input_tokens", output="output_tokens", client="client"),
     Format(name="fairshare", at="time", prompt="input_tokens", output="output_tokens", client="team"),
 )
@@ -128,7 +137,9 @@ def read(path: Path) -> list[TraceRow]:
         raise ScenarioError(
             f"{path}: cannot be read ({error}); a trace is CSV or JSON lines, or either gzipped"
         ) from None
-    columns, records = _json_lines(text) if text.lstrip().startswith("{") else _csv(text)
+    columns, records = (_json_lines if text.lstrip().startswith("{") else _csv)(path, text)
+    if not columns:
+        raise ScenarioError(f"{path}: is empty; a trace is CSV or JSON lines, or either gzipped")
     layout = recognise(columns)
     if layout is None:
         known = "; ".join(f"{one.name}: {one.at}, {one.prompt}, {one.output}" for one in FORMATS)
@@ -142,8 +153,10 @@ def read(path: Path) -> list[TraceRow]:
                 int(float(record[layout.prompt])),
                 int(float(record[layout.output])),
             )
-        except (KeyError, ValueError, TypeError) as error:
-            raise ScenarioError(f"{path}:{line}: not a request of a {layout.name} trace ({error})") from None
+            if not isfinite(row.at):
+                raise ValueError(f"its time is {row.at}")
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
+            raise ScenarioError(f"{path}:{line}: not a request in the format of {layout.name} ({error})") from None
         # BurstGPT lists failed calls with 0 tokens; there is nothing to run in them.
         if row.prompt_tokens > 0:
             rows.append(row)
@@ -157,32 +170,40 @@ def read(path: Path) -> list[TraceRow]:
 def recognise(columns: Sequence[str]) -> Format | None:
     """The format with these columns."""
     for layout in FORMATS:
-        if {layout.at, layout.prompt, layout.output, *layout.marks} <= set(columns):
+        if {layout.at, layout.prompt, layout.output} <= set(columns):
             return layout
     return None
 
 
-def _csv(text: str) -> tuple[Sequence[str], Iterator[tuple[int, dict[str, str]]]]:
+def _csv(path: Path, text: str) -> tuple[Sequence[str], _Records]:
     reader = csv.DictReader(io.StringIO(text))
-    return reader.fieldnames or (), ((reader.line_num, record) for record in reader)
+    try:
+        return reader.fieldnames or (), [(reader.line_num, record) for record in reader]
+    except csv.Error as error:
+        raise ScenarioError(f"{path}:{reader.line_num}: not CSV ({error})") from None
 
 
-def _json_lines(text: str) -> tuple[Sequence[str], Iterator[tuple[int, dict[str, str]]]]:
-    lines = text.splitlines()
-
-    def records() -> Iterator[tuple[int, dict[str, str]]]:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, {key: str(value) for key, value in json.loads(line).items()}
-
-    return tuple(json.loads(lines[0])), records()
+def _json_lines(path: Path, text: str) -> tuple[Sequence[str], _Records]:
+    records: _Records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = msgspec.json.decode(line, type=_JsonLine)
+            requests = found.result.responses or [msgspec.json.decode(line, type=dict[str, Any])]
+        except msgspec.MsgspecError as error:
+            raise ScenarioError(f"{path}:{number}: not a JSON object of a request ({error})") from None
+        if found.result.responses and records:
+            raise ScenarioError(f"{path}:{number}: is another run; keep the one line that is to be played")
+        records += [(number, {key: str(value) for key, value in one.items()}) for one in requests]
+    return tuple(records[0][1]), records
 
 
 def teams_of(rows: Iterable[TraceRow], plan: TracePlan, teams: Sequence[str]) -> list[tuple[TraceRow, str]]:
     """Every request with its team, by the plan's rule. Raises `ScenarioError` for a client that has none.
 
-    `hash` spreads clients by a checksum of their names and `round-robin` in the order in which they appear; a trace
-    without clients is spread request by request.
+    A client that has a team's name is that team. `hash` spreads all others by a checksum of their names and
+    `round-robin` in the order in which they appear; a trace without clients is spread request by request.
     """
     by_client: dict[str, str] = dict(plan.clients)
     assigned: list[tuple[TraceRow, str]] = []
@@ -197,14 +218,14 @@ def teams_of(rows: Iterable[TraceRow], plan: TracePlan, teams: Sequence[str]) ->
 
 
 def _team(client: str, order: int, plan: TracePlan, teams: Sequence[str]) -> str:
+    if client in teams:
+        return client
     match plan.teams:
         case "round-robin":
             return teams[order % len(teams)]
         case "hash":
             return teams[zlib.crc32(client.encode()) % len(teams)]
-        case "client" if client in teams:
-            return client
-        case "client" | "given":
+        case "client":
             raise ScenarioError(
                 f"trace {plan.file}: its client {client!r} is no team; "
                 "name its team under `clients`, or let `teams` be hash or round-robin"
