@@ -14,6 +14,8 @@ from typing import IO, Any
 
 import httpx
 
+TESTS = str(Path(__file__).parents[1])
+
 PATIENCE_SECONDS = 30.0
 """How long a test waits for what must happen soon; a machine that is busy must not make it fail."""
 
@@ -29,14 +31,14 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 class Process:
     """One `fairshare ...` process; keeps what it prints."""
 
-    def __init__(self, *arguments: str, open_files: int | None = None) -> None:
-        """`open_files`: how many it may have at most."""
+    def __init__(self, *arguments: str, open_files: int | None = None, module: str = "fairshare") -> None:
+        """`open_files`: how many it may have at most. `module`: the program, if it is another one."""
         limit = [] if open_files is None else ["sh", "-c", f'ulimit -n {open_files} && exec "$0" "$@"']
         self._popen = subprocess.Popen(
-            [*limit, sys.executable, "-m", "fairshare", *arguments],
+            [*limit, sys.executable, "-m", module, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if module == "fairshare" else {"PYTHONPATH": TESTS}),
         )
         self.out: list[str] = []
         self.err: list[str] = []
@@ -119,9 +121,13 @@ class EngineProcess(Process):
 class GatewayProcess(Process):
     """`fairshare serve`."""
 
-    def __init__(self, config: Path, *, open_files: int | None = None, workers: int = 1) -> None:
+    def __init__(
+        self, config: Path, *, open_files: int | None = None, workers: int = 1, module: str = "fairshare"
+    ) -> None:
         count = ["--workers", str(workers)] if workers > 1 else []
-        super().__init__("serve", "-c", str(config), "--log-format", "json", *count, open_files=open_files)
+        super().__init__(
+            "serve", "-c", str(config), "--log-format", "json", *count, open_files=open_files, module=module
+        )
         ready: dict[str, str] = json.loads(self.line(self.err, "is ready"))
         self.url = f"http://{ready['listen']}"
         self.admin_url = f"http://{ready['admin']}"

@@ -19,6 +19,7 @@ from fairshare.core.decisions import Decision, DispatchQueue
 from fairshare.core.pool import Pool
 from fairshare.gateway.status import PoolStatus, ReplicationStatus
 from fairshare.replicas.lease import CallKind, Lease
+from fairshare.replicas.link import Codec as MessageCodec
 from fairshare.replicas.link import LinkOptions, PeerLink
 from fairshare.replicas.member import (
     LeaseCall,
@@ -61,6 +62,10 @@ ANSWER_SECONDS = 3.0
 
 Configured = Mapping[str, Mapping[str, str]]
 """Pool → what is configured of it → its value, as text."""
+
+
+CODECS: dict[int, MessageCodec[OnLink]] = {VERSION: Codec()}
+"""The versions of the protocol that this program speaks: the newest, and the one before, if there was one."""
 
 
 class About(StrEnum):
@@ -141,7 +146,7 @@ class Replication:
         self._dialled: dict[str, PeerAddress] = {}
         """Lease → where its owner is."""
         options = LinkOptions[OnLink](
-            replica=spec.name, secret=spec.secret, codecs={VERSION: Codec()}, clock=clock, nonce=os.urandom
+            replica=spec.name, secret=spec.secret, codecs=CODECS, clock=clock, nonce=os.urandom
         )
         self._port = PeerPort(options, self, fraction=random.random, tls=spec.tls)
 
