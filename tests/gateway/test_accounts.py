@@ -23,7 +23,7 @@ from fairshare.gateway.options import Level
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
-from fairshare.storage.database import Database
+from fairshare.storage.database import Database, StoreReplaced
 from fairshare.storage.ledger import LedgerStore
 from fairshare.wire.problems import RequestProblem
 from fairshare.wire.usage import CostWeights
@@ -236,6 +236,75 @@ def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: 
         running.end(12)
         site.finish(made.key, 7.0)
         assert site.live.borrowing() == {"team:search"}
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_another_file_in_the_place_of_the_store_brings_its_own_keys_and_budgets(
+    tmp_path: Path, migrated_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "fairshare.sqlite3"
+
+    async def main(site: Site) -> None:
+        await site.ledger.flush()
+        early = await site.service.add_key(ROOT, "team:search")
+        await site.service.add_budget(ROOT, "team:search", period=Period.MONTH, hard_cost_units=1e6)
+        await site.look()
+        with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(tmp_path / "backup")) as backup:
+            store.backup(backup)
+        site.finish(early.key, 7.0)
+        await site.service.add_node(ROOT, "team", "late", parent="lab")
+        late = await site.service.add_key(ROOT, "team:late")
+        await site.look()
+        assert site.find(late.key) is not None
+
+        async def replaced(content: bytes | None) -> None:
+            path.unlink()
+            if content is not None:
+                path.write_bytes(content)
+            await site.look()
+            assert "as they were read last" in (site.live.finding() or "")
+            assert site.find(early.key) is not None
+            with pytest.raises(StoreReplaced) as raised:
+                await site.ledger.flush()
+            site.ledger._failed(raised.value)  # pyright: ignore[reportPrivateUsage]
+            await site.ledger.flush()
+            await site.look()
+            assert site.live.finding() is None
+
+        await replaced((tmp_path / "backup").read_bytes())
+        assert site.find(late.key) is None
+        assert site.find(early.key) is not None
+        assert [budget.used for budget in site.live.budgets()] == [7.0]  # what was charged here is still known
+        site.finish(early.key, 1.0)
+
+        await replaced(None)
+        assert site.find(early.key) is None
+        assert site.find("fs-static") is not None
+        assert site.live.budgets() == []
+        await site.grow()
+        made = await site.service.add_key(ROOT, "project:search/web")
+        await site.look()
+        found = site.find(made.key)
+        assert found is not None
+        assert found.project == "search/web"
+
+    on(tmp_path, migrated_file, main)
+    assert "inside fairshare" not in caplog.text
+
+
+def test_a_key_that_is_newer_than_the_rules_counts_from_the_next_look_on(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        await site.look()
+        before = await AccountStore(site.database).rules()
+        await site.service.add_node(ROOT, "team", "ads", parent="lab")
+        made = await site.service.add_key(ROOT, "team:ads")
+        await site.look()
+        assert site.find(made.key) is not None
+        site.live._take(before)  # pyright: ignore[reportPrivateUsage]
+        assert site.find(made.key) is None
+        await site.look()
+        assert site.find(made.key) is not None
 
     on(tmp_path, migrated_file, main)
 

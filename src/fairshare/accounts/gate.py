@@ -367,6 +367,13 @@ class BudgetMeter:
             self._elsewhere[replica].stored = written
         self.known = True
 
+    def is_of(self, owner: str, row: BudgetRow) -> bool:
+        """Whether a row is this budget; in another store, a backup say, the same id may be another one."""
+        mine = self.row
+        return self.owner == owner and (mine.period, mine.time_zone, mine.model, mine.tag, mine.created_at) == (
+            row.period, row.time_zone, row.model, row.tag, row.created_at
+        )  # fmt: skip
+
     def take(self, row: BudgetRow, increases: Iterable[IncreaseRow]) -> None:
         """The budget was changed."""
         self.row = row
@@ -502,10 +509,13 @@ class Gate:
             for owner, kind in limits
             if kind == LimitKind.IN_FLIGHT
         }
-        self._budgets = {
-            row.id: self._budgets.get(row.id) or BudgetMeter(tree.owner_name(row), row, now, self._touched_budgets)
-            for row in budgets.values()
-        }
+        kept = self._budgets
+        self._budgets = {}
+        for row in budgets.values():
+            owner, meter = tree.owner_name(row), kept.get(row.id)
+            if meter is None or not meter.is_of(owner, row):
+                meter = BudgetMeter(owner, row, now, self._touched_budgets)
+            self._budgets[row.id] = meter
         self._touched_windows.intersection_update(self._windows.values())
         self._touched_in_flight.intersection_update(self._in_flight.values())
         self._touched_budgets.intersection_update(self._budgets.values())

@@ -383,6 +383,9 @@ class Accounts:
             node_id, key_id = await self._bounded(actor, change, tree, owner)
             row = await change.add(
                 BudgetRow(
+                    # SQLite would give the number of the last budget again once that is removed; other replicas may
+                    # still count for it.
+                    id=change.version,
                     period=period.value,
                     time_zone=time_zone,
                     soft_cost_units=soft_cost_units,

@@ -66,6 +66,7 @@ class LiveAccounts:
         self._fleet: Fleet | None = None
         self._version = -1
         self._keys_version = 0
+        self._generation = accounts.generation
         self._tree = Tree(())
         self._operators: dict[bytes, Actor] = {}
         self._live: dict[bytes, LiveKey] = {}
@@ -191,7 +192,8 @@ class LiveAccounts:
 
     async def _look(self) -> None:
         try:
-            if await self._accounts.version() != self._version:
+            version = await self._accounts.version()
+            if version != self._version or self._accounts.generation != self._generation:
                 await self._load()
             await self._count_budgets()
             if self._fleet is not None:
@@ -209,16 +211,21 @@ class LiveAccounts:
         self._ticked()
 
     async def _load(self) -> None:
+        generation = self._accounts.generation
         rules = await self._accounts.rules()
+        # Another file, or an older backup: what is not in it does not hold any more.
+        is_other = generation != self._generation or rules.version < self._version
+        keys = {} if is_other else self._live
         # Newer keys than these rules may come along; the next look reads them again.
-        async for page in self._accounts.keys_changed(since=self._keys_version):
+        async for page in self._accounts.keys_changed(since=0 if is_other else self._keys_version):
             for live in page:
                 sha256 = bytes.fromhex(live.sha256)
                 if live.key.revoked_at is None:
-                    self._live[sha256] = live
+                    keys[sha256] = live
                 else:
-                    self._live.pop(sha256, None)
+                    keys.pop(sha256, None)
                 self._identities.pop(sha256, None)
+        self._live, self._generation = keys, generation
         self._take(rules)
 
     def _take(self, rules: Rules) -> None:
@@ -267,8 +274,8 @@ class LiveAccounts:
         if configured is not None:
             return self._configured_identity(configured), float("inf")
         live = self._live.get(sha256)
-        if live is None:
-            return None
+        if live is None or live.key.node_id not in self._tree.by_id:
+            return None  # a key that is newer than the rules counts from the next look on
         key = live.key
         chain = self._tree.chain(key.node_id)
         paths = {node.kind: node.path for node in chain}

@@ -221,6 +221,11 @@ class AccountStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @property
+    def generation(self) -> int:
+        """Grows when the store is another one: versions, ids and keys of the last one say nothing any more."""
+        return self._database.generation
+
     @asynccontextmanager
     async def changing(self, *, actor: str, at: float) -> AsyncGenerator[Change]:
         """A transaction of changes: all of them or none. Raises `StoreUnavailable`."""

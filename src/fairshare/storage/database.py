@@ -63,6 +63,8 @@ class Database:
         self.address = address
         self._patience_seconds = patience_seconds
         self._engine = _engine(address)
+        self.generation = 0
+        """Grows when another SQLite file has taken the place of the one that was open."""
         self._file: tuple[int, int] | None = None
         """Which SQLite file was opened: its device and inode. It keeps them while a connection has it open."""
         self._beside: dict[Path, tuple[int, int] | None] = {}
@@ -97,6 +99,7 @@ class Database:
                     # SQLite would replay a log that belongs to the file that is gone into the one that is there now.
                     if identity is not None and _identity(path) == identity:
                         path.unlink(missing_ok=True)
+                self.generation += 1
                 await self._engine.dispose()  # its connections write into a file that nobody finds any more
             _create_private(self.address.path)
             self._file = _identity(self.address.path)
