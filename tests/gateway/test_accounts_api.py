@@ -194,7 +194,21 @@ def test_a_report_is_what_the_command_shows(tmp_path: Path, migrated_file: Path)
         assert report["total"]["requests"] == 1
         report = await site.ask("GET", "report?month=1970-01&only=team=ads")
         assert report["total"]["requests"] == 0
-        for wrong in ("month=1970-01&start=1970-01-01", "end=1970-01-01", "start=1970-01-02&end=1970-01-01", "only=x"):
+        for form, kind, text in (
+            ("csv", "text/csv; charset=utf-8", "team,requests"),
+            ("parsable2", "text/plain; charset=utf-8", "Cluster|Account|Login|Proper Name|Used\nchat|search|||0.5\n"),
+        ):
+            answer = await site.client.get(f"/api/v1/report?month=1970-01&format={form}", headers=ADMIN)
+            assert answer.headers["content-type"] == kind
+            assert answer.text.startswith(text)
+        for wrong in (
+            "month=1970-01&start=1970-01-01",
+            "end=1970-01-01",
+            "start=1970-01-02&end=1970-01-01",
+            "only=x",
+            "format=table",
+            "format=parsable2&by=team",
+        ):
             await site.ask("GET", f"report?{wrong}", expect=400)
 
     on(tmp_path, migrated_file, main)

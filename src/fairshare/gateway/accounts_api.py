@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fairshare.accounts import periods, reports
+from fairshare.accounts.forms import Form
 from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period, Span
 from fairshare.accounts.reports import Report
@@ -56,6 +57,9 @@ LOCAL = "local"
 
 MAX_BODY_BYTES = 1 << 20
 MAX_PAGE = 1000
+_MEDIA_TYPES = {Form.JSON: "application/json", Form.CSV: "text/csv", Form.PARSABLE2: "text/plain"}
+"""The forms of a report over HTTP."""
+
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -206,10 +210,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         "/api/v1/report",
-        "What was used in a period, as `fairshare report --format json`.",
+        "What was used in a period, as `fairshare report` writes it: `format` json, csv or parsable2.",
         None,
         Report,
-        ("month", "start", "end", "by", "only", "time_zone"),
+        ("month", "start", "end", "by", "only", "time_zone", "format"),
     ),
 )
 """Every operation, for the routes, the OpenAPI document, the reference page and their tests."""
@@ -259,6 +263,8 @@ class AccountsApi:
             return problem_answer(STORE_UNAVAILABLE, "The store does not answer now. Try again.")
         if answer is None:
             return Response(status_code=204, headers=HEADERS)
+        if isinstance(answer, Response):
+            return answer
         return json_answer(msgspec.json.encode(answer), status=201 if operation.method == "POST" else 200)
 
     async def _do(self, operation: Operation, asked: Asked) -> Any:
@@ -322,7 +328,7 @@ class AccountsApi:
             case _:
                 return await accounts.remove_node(actor, kind, asked.path["name"])
 
-    async def _report(self, asked: Asked) -> Report:
+    async def _report(self, asked: Asked) -> Report | Response:
         check(asked.actor, Act.SEE, None, {})
         where = periods.zone(asked.query.get("time_zone", "UTC"))
         month, start, end = (asked.query.get(name) for name in ("month", "start", "end"))
@@ -339,9 +345,17 @@ class AccountsApi:
             raise CallerError("end needs start")
         else:
             span = periods.around(Period.MONTH, now, where)
-        by = reports.dimensions(asked.query.get("by", "team"))
+        form, wanted = asked.query.get("format", Form.JSON), asked.query.get("by")
+        if form not in _MEDIA_TYPES:
+            raise CallerError(f"format must be one of {', '.join(_MEDIA_TYPES)}, found {form[:20]!r}")
+        if form == Form.PARSABLE2 and wanted is not None:
+            raise CallerError("parsable2 has rows of its own; leave out by")
+        by = reports.PARSABLE2_BY if form == Form.PARSABLE2 else reports.dimensions(wanted or "team")
         only = reports.filters(part for part in asked.query.get("only", "").split(",") if part)
-        return await reports.report(self._ledger, span, where=where, by=by, only=only)
+        found = await reports.report(self._ledger, span, where=where, by=by, only=only)
+        if form == Form.JSON:
+            return found
+        return Response(reports.write(found, Form(form)), media_type=_MEDIA_TYPES[Form(form)], headers=HEADERS)
 
 
 class Refused(Exception):
