@@ -153,7 +153,7 @@ def test_the_reservation_holds_again_after_an_owner_died_under_a_flood() -> None
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ("count: 0", "replicas.count: must be from 1 to 100, found 0"),
+        ("count: 0", "replicas.count: Expected `int` >= 1, found '0'"),
         ("link: 2s", "replicas.link: must be at most 100ms, found 2000ms"),
         ("fail: [{at: 1s, which: 3}]", r"replicas.fail\[0\].which: must be below the number of replicas \(3\), from 0"),
         ("fail: [{at: 1s, which: nobody}]", "which"),

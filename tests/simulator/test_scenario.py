@@ -51,7 +51,14 @@ def test_a_small_scenario_is_read_with_its_units() -> None:
         ("clients: 2", "clients: two", "small.yaml:10: teams[0].loads[0].clients: Expected `int`, got `str`"),
         ("capacity: 4", "capacity: 4\n    fallback: other", 'there is no pool "other"'),
         ("title: small", "title: small\ntitle: twice", 'small.yaml:2: not valid YAML: "title" stands twice; remove one'),
-        ("max_num_seqs: 4", "max_num_seqs: 4, kv_tokens: 0", "pools[0].engines: max_model_len must be at least 1, got 0"),
+        ("max_num_seqs: 4", "max_num_seqs: 4, kv_tokens: 8", "pools[0].engines.kv_tokens: must hold a block of 16 tokens"),
+        ("max_num_seqs: 4", "headroom: 0.5", "pools[0].engines.headroom: Expected `float` >= 1.0, found '0.5'"),
+        ("capacity: 4", "capacity: 0", "small.yaml:4: pools[0].capacity: Expected `int` >= 1, found '0'"),
+        ("capacity: 4", "name: p\n    capacity: 4\n    fallback: q\n  - name: q\n    capacity: 4\n    fallback: p", "goes in a circle (p -> q -> p)"),
+        ("clients: 2", "clients: -2", "Expected `int` >= 0, found '-2'"),
+        ("prompt: 10-20", "prompt: 0", "teams[0].loads[0].prompt: must be 1 token or more"),
+        ("duration: 10s", "duration: 10s\nwarm_up: 10s", "warm_up: must be shorter than the duration (10 s)"),
+        ("duration: 10s", "duration: 10s\nchanges: [{at: 1s, phantoms: {a: -1}}]", "Expected `int` >= 0"),
         ("duration: 10s", "duration: 0s", "duration: must be longer than 0"),
         ("duration: 10s", "duration: 10s\nchanges: [{at: 1s, lose_engine: 1}]", "changes[0].lose_engine: must be below"),
         ("title: small", "[", "not valid YAML"),
@@ -83,7 +90,6 @@ def test_an_empty_file_and_a_missing_one_are_explained(tmp_path: Path) -> None:
 
 def test_the_reference_names_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "scenario-file.md").read_text()
-    records = (scenario.Scenario, scenario.PoolPlan, scenario.Engines, scenario.Hold, scenario.Team, scenario.Load)
-    for record in (*records, scenario.TracePlan, scenario.Change):
+    for record in scenario.RECORDS.values():
         for field in msgspec.structs.fields(record):
             assert f"`{field.encode_name}`" in page, f"{record.__name__}: {field.encode_name}"

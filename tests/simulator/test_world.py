@@ -153,6 +153,16 @@ def test_policies_are_compared_on_the_same_requests() -> None:
     assert asked(PolicyName.FCFS) == asked(PolicyName.HOLD_RECALL)
 
 
+@pytest.mark.parametrize("policy", PolicyName)
+def test_where_no_engine_is_left_nothing_is_sent_until_one_is_back(policy: PolicyName) -> None:
+    text = LONE.replace("start: 1s, prompt", "start: 1s, every: 1s, prompt")
+    outcome = world(text + "changes: [{at: 1500ms, lose_engine: 0, lasting: 2s}]\n", policy).run()
+    team = outcome.pools[0].teams["a"]
+    ran = [row[0] > 0.0 for row in outcome.pools[0].windows.output_tokens]
+    assert ran == [False, True, False, True, *[True] * 6]  # back at 3.5 s
+    assert (team.submitted, team.finished) == (10, 9)  # the last one comes as the run ends
+
+
 def test_several_engines_are_never_ahead_of_what_they_are_sent() -> None:
     # `_catch_up` asserts it at every message; four engines with every kind of event give it the chance to fail.
     text = CROWD.replace("count: 2", "count: 4").replace("capacity: 8", "capacity: 16")

@@ -40,6 +40,9 @@ ESTIMATE_MEMORY_REQUESTS = 16
 
 RATE_WINDOW_SECONDS = 60.0
 
+RETRY_SECONDS = 1.0
+"""After which clients try again where there is no engine."""
+
 
 class PolicyName(StrEnum):
     """What a run can be compared with."""
@@ -207,7 +210,7 @@ class _Baseline(ABC):
 
     def _send(self, request: Request, now: float) -> Send:
         emptiest = self._instances.emptiest_by_seats()
-        assert emptiest is not None, "baselines are compared in scenarios in which some engine is always there"
+        assert emptiest is not None, "nothing is sent while no engine is there"
         self._dispatched[request.id] = _Dispatched(request, emptiest.id)
         self._in_flight[request.team] = self._in_flight.get(request.team, 0) + request.slots
         self._instances.place(emptiest, request.team, request.slots)
@@ -234,10 +237,21 @@ class _Baseline(ABC):
 
 
 class Through(_Baseline):
-    """Everything goes to an engine at once, without a priority."""
+    """Everything goes to an engine at once, without a priority; where none is left, clients try again."""
 
     def submitted(self, request: Request) -> list[Decision]:
-        return [self._send(request, self._pool.begin())]
+        now = self._pool.begin()
+        if self._instances.any_accepting:
+            return [self._send(request, now)]
+        return [
+            Refused(
+                request_id=request.id,
+                reason=RefusalReason.NO_INSTANCE,
+                found=0,
+                limit=0,
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        ]
 
 
 class StaticPartition(_Baseline):
@@ -397,7 +411,7 @@ class RateLimited(Through):
                 )
             ]
         self._requests[request.team] = requests + 1
-        return [self._send(request, now)]
+        return super().submitted(request)
 
     def _freed(self, ended: _Dispatched, consumed_cost_units: float) -> list[Decision]:
         self._turn_minute(self._pool.begin())

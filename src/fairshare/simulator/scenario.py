@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import yaml
@@ -40,6 +40,10 @@ class Share(Fraction):
     """A share between 0 and 1, written as 26/32 or 0.5."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Records of the file: unknown keys are errors."""
 
@@ -47,11 +51,11 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Load(_Strict, frozen=True, kw_only=True):
     """What the clients of one team do. Exactly one of `clients`, `rate`, `burst` says how requests arrive."""
 
-    clients: int = 0
+    clients: Count = 0
     """Closed loop: that many clients, each sends its next request `think` after the last answer ended."""
     rate: PerSecond = PerSecond(0.0)
     """Open loop: Poisson arrivals."""
-    burst: int = 0
+    burst: Count = 0
     """That many requests at once, at `start` and then `every` so often."""
     every: Seconds = Seconds(0.0)
     think: Seconds = Seconds(0.0)
@@ -65,7 +69,7 @@ class Load(_Strict, frozen=True, kw_only=True):
     """Tokens of a prompt: 100, 50-150, {median: 200, p99: 4000} (heavy-tailed) or {mean: 300}."""
     output: Lengths
     """Tokens of an answer."""
-    n: int = 1
+    n: AtLeastOne = 1
     """Answers per request: each takes a slot."""
     service_class: Literal["interactive", "batch"] = msgspec.field(default="interactive", name="class")
     stream: bool = True
@@ -93,11 +97,11 @@ class Hold(_Strict, frozen=True, kw_only=True):
     """As `hold` in fairshare.yaml."""
 
     borrow_order: BorrowOrder = BorrowOrder.LEVEL_FAIRSHARE
-    batch_every: int = 10
+    batch_every: Count = 10
     recall: bool = True
-    recall_waste: float = 0.1
-    max_held: int = 1_000_000
-    max_held_per_team: int = 1_000_000
+    recall_waste: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.1
+    max_held: AtLeastOne = 1_000_000
+    max_held_per_team: AtLeastOne = 1_000_000
     longest_wait: Seconds = Seconds(86400.0)
 
     def options(self) -> HoldOptions:
@@ -115,16 +119,16 @@ class Hold(_Strict, frozen=True, kw_only=True):
 class Engines(_Strict, frozen=True, kw_only=True):
     """The engines of a pool, all alike. A step takes `step` + `token` x tokens in it."""
 
-    count: int = 1
-    max_num_seqs: int = 256
-    headroom: float = 1.0
+    count: AtLeastOne = 1
+    max_num_seqs: AtLeastOne = 256
+    headroom: Annotated[float, msgspec.Meta(ge=1.0)] = 1.0
     """Policies that hold requests back at C get engines with this many times the seats: `max_num_seqs` above C."""
     known_seats: bool = True
     """Whether the gateway is told `max_num_seqs`."""
-    kv_tokens: int = 1 << 20
-    block_size: int = 16
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 16384
+    kv_tokens: AtLeastOne = 1 << 20
+    block_size: AtLeastOne = 16
+    max_num_batched_tokens: AtLeastOne = 2048
+    max_model_len: AtLeastOne = 16384
     step: Seconds = Seconds(0.010)
     token: Seconds = Seconds(20e-6)
 
@@ -148,7 +152,7 @@ class PoolPlan(_Strict, frozen=True, kw_only=True):
     """One pool."""
 
     name: str = "pool"
-    capacity: int
+    capacity: AtLeastOne
     """C, in slots, of all its engines together."""
     half_life: Seconds = Seconds(7 * 86400.0)
     hold: Hold = Hold()
@@ -165,13 +169,13 @@ class Change(_Strict, frozen=True, kw_only=True):
 
     at: Seconds
     pool: str = ""
-    capacity: int | None = None
+    capacity: Count | None = None
     lose_engine: int | None = None
     """Number of the engine, from 0: what it runs breaks off; it is back `lasting` later."""
     lasting: Seconds = Seconds(30.0)
-    phantoms: dict[str, int] = {}
+    phantoms: dict[str, Count] = {}
     """Team to slots: what a new owner counts after a failover, for `lasting`."""
-    usage: dict[str, float] = {}
+    usage: dict[str, Annotated[float, msgspec.Meta(ge=0.0)]] = {}
     """Team to decayed usage in cost units, as restored."""
 
 
@@ -191,7 +195,7 @@ class Failure(_Strict, frozen=True, kw_only=True):
 class Replicas(_Strict, frozen=True, kw_only=True):
     """Several replicas of the gateway, which get requests in turn; for the policies that are `hold`."""
 
-    count: int = 3
+    count: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
     link: Seconds = Seconds(0.001)
     """From one replica to another."""
     longest_request: Seconds = Seconds(3600.0)
@@ -213,15 +217,15 @@ class TracePlan(_Strict, frozen=True, kw_only=True):
     """Client to team; others by `teams`."""
     only: list[str] = []
     """The teams that it is split into; all teams without loads if not said."""
-    speed: float = 1.0
+    speed: Annotated[float, msgspec.Meta(gt=0.0)] = 1.0
     """2: twice as fast as it was recorded."""
     skip: Seconds = Seconds(0.0)
     """Leave out what came before, on the trace's own clock."""
     service_class: Literal["interactive", "batch"] = msgspec.field(default="interactive", name="class")
     pool: str = ""
-    longest_prompt: int = 1 << 30
+    longest_prompt: AtLeastOne = 1 << 30
     """Longer prompts are cut to this."""
-    longest_output: int = 1 << 30
+    longest_output: AtLeastOne = 1 << 30
 
 
 class Scenario(_Strict, frozen=True, kw_only=True):
@@ -239,8 +243,8 @@ class Scenario(_Strict, frozen=True, kw_only=True):
     seed: int = 1
     round_trip: Seconds = Seconds(0.001)
     """Gateway to engine and back. With it a freed seat is refilled one engine step later."""
-    pools: list[PoolPlan]
-    teams: list[Team]
+    pools: Annotated[list[PoolPlan], msgspec.Meta(min_length=1)]
+    teams: Annotated[list[Team], msgspec.Meta(min_length=1)]
     traces: list[TracePlan] = []
     changes: list[Change] = []
     replicas: Replicas | None = None
@@ -361,9 +365,19 @@ def _share(value: object) -> Share:
 
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.+?)`")
-_RECORDS: tuple[type[msgspec.Struct], ...] = (
-    Scenario, PoolPlan, Hold, Engines, Team, Load, Change, TracePlan, Replicas, Failure,
-)  # fmt: skip
+RECORDS: dict[str, type[msgspec.Struct]] = {
+    "": Scenario,
+    "pools": PoolPlan,
+    "hold": Hold,
+    "engines": Engines,
+    "teams": Team,
+    "loads": Load,
+    "changes": Change,
+    "traces": TracePlan,
+    "replicas": Replicas,
+    "fail": Failure,
+}
+"""What stands under a key."""
 
 
 def _explain(message: str, root: yaml.Node, name: str) -> str:
@@ -379,6 +393,8 @@ def _explain(message: str, root: yaml.Node, name: str) -> str:
         nearest = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.0)[0]
         node = _child(node, unknown[1], key=True) or node
         message = f'unknown key "{unknown[1]}"; the nearest known one is "{nearest}"'
+    elif isinstance(node, yaml.ScalarNode) and message.startswith("Expected "):
+        message += f", found {node.value!r}"
     where = path.lstrip(".")
     return f"{name}:{node.start_mark.line + 1}: {f'{where}: ' if where else ''}{message}"
 
@@ -395,15 +411,8 @@ def _child(node: yaml.Node, step: str | int, *, key: bool = False) -> yaml.Node 
 
 def _fields_at(path: str) -> list[str]:
     """The keys that may stand at a path of the file."""
-    record: type[msgspec.Struct] = Scenario
     last = re.findall(r"\.([^.\[]+)", path)
-    by_field: dict[str, type[msgspec.Struct]] = {
-        "pools": PoolPlan, "hold": Hold, "engines": Engines,
-        "teams": Team, "loads": Load, "changes": Change, "traces": TracePlan,
-        "replicas": Replicas, "fail": Failure,
-    }  # fmt: skip
-    if last:
-        record = by_field.get(last[-1], Scenario)
+    record = RECORDS.get(last[-1] if last else "", Scenario)
     return [field.encode_name for field in msgspec.structs.fields(record)]
 
 
@@ -416,12 +425,12 @@ def _check(scenario: Scenario, name: str) -> None:
     def wrong(where: str, message: str) -> ScenarioError:
         return ScenarioError(f"{name}: {where}: {message}")
 
-    if not scenario.pools:
-        raise wrong("pools", "a scenario needs at least one pool")
     if not 0.0 < scenario.duration < float("inf"):
         raise wrong("duration", "must be longer than 0")
     if not 0.0 < scenario.window <= scenario.duration:
         raise wrong("window", f"must be longer than 0 and not longer than the duration ({scenario.duration:g} s)")
+    if scenario.warm_up >= scenario.duration:
+        raise wrong("warm_up", f"must be shorter than the duration ({scenario.duration:g} s)")
     pools = [pool.name for pool in scenario.pools]
     teams = [team.name for team in scenario.teams]
     for kind, names in (("pools", pools), ("teams", teams)):
@@ -430,18 +439,24 @@ def _check(scenario: Scenario, name: str) -> None:
 
     def known(where: str, what: str, found: str, names: list[str]) -> None:
         if found and found not in names:
-            raise wrong(where, f'there is no {what} "{found}"; there is {", ".join(names)}')
+            others = f"; there is {', '.join(names)}" if names else " here"
+            raise wrong(where, f'there is no {what} "{found}"{others}')
 
     for index, pool in enumerate(scenario.pools):
         where = f"pools[{index}]"
         known(f"{where}.fallback", "pool", pool.fallback, [one for one in pools if one != pool.name])
+        way = [pool.name]
+        while following := scenario.pool_named(way[-1]).fallback:
+            if following in way:
+                raise wrong(f"{where}.fallback", f"goes in a circle ({' -> '.join([*way, following])}); leave one out")
+            way.append(following)
         for team in pool.shares:
             known(f"{where}.shares", "team", team, teams)
         total = sum(scenario.shares_of(pool).values())
         if total > 1:
             raise wrong(where, f"the shares add up to {float(total):g}; they must not exceed 1")
-        if pool.engines.count < 1:
-            raise wrong(f"{where}.engines.count", f"must be at least 1, found {pool.engines.count}")
+        if pool.engines.kv_tokens < pool.engines.block_size:
+            raise wrong(f"{where}.engines.kv_tokens", f"must hold a block of {pool.engines.block_size} tokens at least")
         try:
             pool.engines.config()
         except ValueError as error:
@@ -454,8 +469,8 @@ def _check(scenario: Scenario, name: str) -> None:
             if len(ways) != 1:
                 said = " and ".join(ways) or "none"
                 raise wrong(where, f"needs exactly one of clients, rate and burst, found {said}")
-            if load_plan.n < 1:
-                raise wrong(f"{where}.n", f"must be at least 1, found {load_plan.n}")
+            if load_plan.prompt.low < 1:
+                raise wrong(f"{where}.prompt", "must be 1 token or more")
             if bool(load_plan.on) != bool(load_plan.off):
                 raise wrong(where, "on and off belong together: give both or none")
     for index, change in enumerate(scenario.changes):
@@ -470,16 +485,12 @@ def _check(scenario: Scenario, name: str) -> None:
     for index, trace in enumerate(scenario.traces):
         for team in (*trace.only, *trace.clients.values()):
             known(f"traces[{index}]", "team", team, teams)
-        if trace.speed <= 0.0:
-            raise wrong(f"traces[{index}].speed", f"must be above 0, found {trace.speed:g}")
 
 
 def _check_replicas(scenario: Scenario, wrong: Callable[[str, str], ScenarioError]) -> None:
     replicas = scenario.replicas
     if replicas is None:
         return
-    if not 1 <= replicas.count <= 100:
-        raise wrong("replicas.count", f"must be from 1 to 100, found {replicas.count}")
     if not 0.0 <= replicas.link <= 0.1:
         raise wrong("replicas.link", f"must be at most 100ms, found {1000 * replicas.link:g}ms")
     for index, failure in enumerate(replicas.fail):
