@@ -131,6 +131,8 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """In the order of arrival."""
     at: float = 0.0
     """On the replica's clock; comes back in `Welcome`."""
+    borrows: bool = False
+    """Slots may be lent to it."""
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -146,6 +148,19 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
     at: float
     """On the replica's clock."""
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """A slot that was lent is free: nothing uses it any more, and what used it was charged."""
+
+    id: str
+    """Of the request with which it was lent."""
+
+
+class CalledBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer to `CallBack`: the team's free slots were `Returned`, those in use end with what uses them."""
+
+    team: str
 
 
 # ---------------------------------------------------------------------- owner → replica
@@ -201,6 +216,15 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag=22):
     priority: int | None
     standing: Standing
     held_seconds: float
+    lent: bool = False
+    """When it has ended, its slot may serve the team's next request there, under the same right, without being asked
+    for. It is in flight, for the owner, until it is `Released` under this id or `Returned`."""
+
+
+class CallBack(msgspec.Struct, frozen=True, array_like=True, tag=28):
+    """No slot that was lent to this team may serve another request. The answer is `CalledBack`."""
+
+    team: str
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -268,6 +292,8 @@ Message = (
     | Announce
     | Alive
     | Beat
+    | Returned
+    | CalledBack
     | Welcome
     | Refresh
     | Sent
@@ -276,6 +302,7 @@ Message = (
     | Denied
     | Resigned
     | Trust
+    | CallBack
 )
 
 

@@ -3,8 +3,14 @@
 Pure: messages in, messages out. A session is one link's life; what a replica has is known exactly from its `Announce`,
 and from then on by an ordered stream of events. When a session ends, what it had in flight becomes phantoms, and what
 it held is forgotten, until the replica announces itself anew.
+
+Most requests are within share while there is room for all, and asking about each costs more than deciding. So an owner
+lends: it sends a request with a slot that its replica may use again for the team's next one. Here such a slot is in
+flight as long as it is lent. Whoever would not get what it owns because of slots that may be idle elsewhere waits for
+as long as it takes to call them back, so no standing is ever decided by a slot that nobody uses.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +20,21 @@ from fairshare.core.decisions import (
     Decision,
     DispatchQueue,
     Held,
+    Mode,
     Recall,
     RefusalReason,
     Refused,
     Send,
 )
+from fairshare.core.priority import Standing
 from fairshare.replicas.messages import (
     Aborted,
     Alive,
     Announce,
     Beat,
     Began,
+    CallBack,
+    CalledBack,
     Cancelled,
     Denied,
     Estate,
@@ -37,6 +47,7 @@ from fairshare.replicas.messages import (
     Refresh,
     Released,
     Resigned,
+    Returned,
     Sent,
     Submitted,
     Trust,
@@ -60,9 +71,16 @@ class OwnerOptions:
     """How often replicas are told the usage that they would go on alone from."""
 
 
+LENT_PART = (1, 2)
+"""A slot is lent while its team has at most this part of its whole slots in flight, and the pool of C."""
+
+CALLED_BACK_PART = (3, 4)
+"""From this part on what was lent is called back, so that hardly anybody has to wait for it."""
+
+
 class _Place(Enum):
     GATHERED = 1
-    """It came before the owner decides: not submitted yet."""
+    """It came before the owner decides, or waits until slots are called back: not submitted yet."""
     HELD = 2
     SENT = 3
 
@@ -70,7 +88,7 @@ class _Place(Enum):
 class _Entry:
     """A request of some replica."""
 
-    __slots__ = ("id", "key", "place", "pool", "queue", "sent_number", "session", "submitted")
+    __slots__ = ("id", "key", "lent", "place", "pool", "queue", "sent_number", "session", "submitted")
 
     def __init__(self, session: "Session", submitted: Submitted, key: str, queue: DispatchQueue) -> None:
         self.session = session
@@ -84,6 +102,8 @@ class _Entry:
         self.place = _Place.HELD
         self.sent_number = 0
         """The number of the message that told its replica to send it."""
+        self.lent: _Lent | None = None
+        """Its slot was lent with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,10 +124,22 @@ class Session:
     entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
     aborting: dict[str, list[_Entry]] = field(default_factory=dict[str, list[_Entry]])
     """Recalled requests whose engine's connection is still open."""
+    borrows: bool = False
+    """Slots may be lent to it."""
 
     def say(self, message: Message) -> None:
         self.sent += 1
         self.outbox.append(message)
+
+
+@dataclass(slots=True, eq=False)
+class _Lent:
+    """Slots of one team that replicas may use again."""
+
+    slots: dict[Session, int] = field(default_factory=dict[Session, int])
+    is_called_back: bool = False
+    waiting: list[_Entry] = field(default_factory=list[_Entry])
+    """Requests of the team that are submitted when all is called back, in the order in which they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +192,9 @@ class Owner:
         """Replica that is not connected → when it is certain that it will not come back with charges."""
         self._lost: dict[str, list[_Lost]] = {}
         """Replica → what it had in flight and has not announced again."""
+        self._lent: dict[str, _Lent] = {}
+        """By team, while any slot is lent to it. Only in a group of one pool, where no guests have to be thought of."""
+        self._lends = len(queues) == 1 and all(queue.mode is Mode.HOLD for queue in queues.values())
         self._ended: set[str] = set()
         """Replicas whose process has ended for certain: nothing that they had in flight still runs."""
         self._gathers_until: float | None = now + options.gather_seconds
@@ -223,6 +258,8 @@ class Owner:
         session.entries.clear()
         session.aborting.clear()
         session.outbox.clear()
+        for team in tuple(self._lent):
+            self._called_back(session, team)
 
     def ended(self, replica: str) -> None:
         """The process of a replica has ended, as whoever started it saw: the engines abort what it had in flight.
@@ -267,6 +304,10 @@ class Owner:
                     self._submitted(session, message)
                 case Released():
                     self._released(session, message)
+                case Returned():
+                    self._returned(session, message)
+                case CalledBack():
+                    self._called_back(session, message.team)
                 case Began():
                     self._began(session, message)
                 case Cancelled():
@@ -363,7 +404,7 @@ class Owner:
         replica = message.replica
         if (before := self._sessions.get(replica)) is not None:
             self.disconnected(before, now)
-        session.replica = replica
+        session.replica, session.borrows = replica, message.borrows
         session.number = self._next_number
         self._next_number += 1
         self._sessions[replica] = session
@@ -398,7 +439,13 @@ class Owner:
         if self._gathers_until is not None:
             entry.place = _Place.GATHERED
             return
-        self._route(queue.submitted(message.request(key)))
+        self._submit(entry)
+
+    def _submit(self, entry: _Entry) -> None:
+        if self._lent and self._waits_for_lent(entry):
+            return
+        entry.place = _Place.HELD
+        self._route(entry.queue.submitted(entry.submitted.request(entry.key)))
 
     def _began(self, session: Session, message: Began) -> None:
         entry = session.entries.get(message.id)
@@ -411,6 +458,7 @@ class Owner:
         if entry is not None and entry.place is _Place.SENT:
             del self._entries[entry.key]
             self._route(entry.queue.released(entry.key, message.cost_units))
+            self._unlend(entry)
             return
         # It ended while the owner thought it was recalled, or before the owner had heard of it.
         self._charge(message)
@@ -456,6 +504,85 @@ class Owner:
             del session.entries[entry.id]
             self._forget(entry)
 
+    # ------------------------------------------------------------------ slots that are lent
+
+    def _may_lend(self, entry: _Entry, send: Send) -> bool:
+        """Whether there is so much room, for its team and for all, that nobody will soon need this slot."""
+        state, pool, (part, whole) = send.grant.state, entry.queue.pool, LENT_PART
+        return (
+            self._lends
+            and entry.session.borrows
+            and entry.submitted.slots == 1
+            and send.standing is Standing.WITHIN_SHARE
+            and state is not None
+            and whole * (state.in_flight_slots + state.phantom_slots) <= part * state.reserved
+            and whole * (pool.live_slots + pool.phantom_slots) <= part * pool.capacity
+            and ((lent := self._lent.get(entry.submitted.team)) is None or not lent.is_called_back)
+        )
+
+    def _lend(self, entry: _Entry) -> None:
+        lent = entry.lent = self._lent.setdefault(entry.submitted.team, _Lent())
+        lent.slots[entry.session] = lent.slots.get(entry.session, 0) + 1
+        # What uses it later may have begun, which nobody says: it cannot be recalled.
+        entry.queue.first_byte(entry.key)
+
+    def _waits_for_lent(self, entry: _Entry) -> bool:
+        """Call back what is lent when it gets tight; whether this request must wait for that.
+
+        It must if it goes beyond its team's whole slots: slots that are lent count, and perhaps nobody uses them.
+        """
+        pool, slots, (part, whole) = entry.queue.pool, entry.submitted.slots, CALLED_BACK_PART
+        if whole * (pool.live_slots + slots) > part * pool.capacity:
+            for team in self._lent:
+                self._call_back(team)
+        lent = self._lent.get(entry.submitted.team)
+        if lent is None:
+            return False
+        state = pool.state(entry.submitted.team)
+        taken_slots = state.in_flight_slots + state.phantom_slots + slots
+        if whole * taken_slots > part * state.reserved:
+            self._call_back(entry.submitted.team)
+        if taken_slots <= state.reserved and not lent.waiting:
+            return False
+        entry.place = _Place.GATHERED
+        lent.waiting.append(entry)
+        return True
+
+    def _call_back(self, team: str) -> None:
+        lent = self._lent[team]
+        if not lent.is_called_back:
+            lent.is_called_back = True
+            for session in lent.slots:
+                session.say(CallBack(team))
+
+    def _called_back(self, session: Session, team: str) -> None:
+        """That replica uses none of the team's slots again."""
+        lent = self._lent.get(team)
+        if lent is not None and lent.slots.pop(session, 0) and not lent.slots:
+            self._end_lending(team, lent)
+
+    def _returned(self, session: Session, message: Returned) -> None:
+        entry = session.entries.pop(message.id, None)
+        if entry is not None:
+            self._forget(entry)
+
+    def _unlend(self, entry: _Entry) -> None:
+        """It has ended; if its slot was lent, it is no more."""
+        lent, session = entry.lent, entry.session
+        if lent is None or session not in lent.slots:
+            return
+        lent.slots[session] -= 1
+        if not lent.slots[session]:
+            del lent.slots[session]
+        if not lent.slots:
+            self._end_lending(entry.submitted.team, lent)
+
+    def _end_lending(self, team: str, lent: _Lent) -> None:
+        del self._lent[team]
+        for entry in lent.waiting:
+            if self._entries.get(entry.key) is entry:
+                self._submit(entry)
+
     # ------------------------------------------------------------------ inside
 
     def _adopt(self, session: Session, grant: LiveGrant) -> None:
@@ -493,7 +620,9 @@ class Owner:
         del self._entries[entry.key]
         match entry.place:
             case _Place.SENT:
-                self._route(entry.queue.released(entry.key, 0.0))
+                # Not a number: nothing is to be learned from it.
+                self._route(entry.queue.released(entry.key, math.nan))
+                self._unlend(entry)
             case _Place.HELD:
                 self._route(entry.queue.cancelled(entry.key))
             case _Place.GATHERED:
@@ -510,8 +639,7 @@ class Owner:
         self._missing.clear()
         for entry in tuple(self._entries.values()):
             if entry.place is _Place.GATHERED:
-                entry.place = _Place.HELD
-                self._route(entry.queue.submitted(entry.submitted.request(entry.key)))
+                self._submit(entry)
 
     def _shown(self) -> list[PoolShown]:
         return [PoolShown(name, queue.pool.usage()[0]) for name, queue in self.queues.items()]
@@ -526,6 +654,9 @@ class Owner:
             match decision:
                 case Send():
                     entry.place, entry.pool = _Place.SENT, decision.pool
+                    lends = self._may_lend(entry, decision)
+                    if lends:
+                        self._lend(entry)
                     session.say(
                         Sent(
                             entry.id,
@@ -534,6 +665,7 @@ class Owner:
                             decision.priority,
                             decision.standing,
                             decision.held_seconds,
+                            lends,
                         )
                     )
                     entry.sent_number = session.sent

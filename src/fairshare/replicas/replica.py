@@ -24,13 +24,15 @@ from fairshare.core.decisions import (
     Send,
 )
 from fairshare.core.pool import Grant, Pool
-from fairshare.core.priority import Standing
+from fairshare.core.priority import Standing, within_share_priority
 from fairshare.replicas.messages import (
     Aborted,
     Alive,
     Announce,
     Beat,
     Began,
+    CallBack,
+    CalledBack,
     Cancelled,
     Denied,
     Kept,
@@ -42,6 +44,7 @@ from fairshare.replicas.messages import (
     Refresh,
     Released,
     Resigned,
+    Returned,
     Sent,
     Submitted,
     Trust,
@@ -64,6 +67,10 @@ class ReplicaOptions:
     """How many share a pool with this one among them, as long as no owner has said it."""
     beat_every_seconds: float = 1.0
     """Between two questions how long the owner may be trusted."""
+    lent_seconds: float = 1.0
+    """A slot that was lent serves for so long, with whatever it has begun by then."""
+    idle_seconds: float = 0.025
+    """One that served nothing for so long (up to twice as long, as it is looked for) is given back."""
 
 
 class ReplicaState(Enum):
@@ -79,10 +86,51 @@ class ReplicaState(Enum):
     """Nobody, and for too long."""
 
 
+class _Slot:
+    """A slot that the owner lent: it may serve one request of its team after the other."""
+
+    __slots__ = ("id", "instance_id", "until")
+
+    def __init__(self, id: str, until: float) -> None:
+        self.id = id
+        """Of the request with which it was lent: under this the owner knows it, whatever it serves."""
+        self.until = until
+        """When it begins nothing any more."""
+        self.instance_id = ""
+        """Where it is, while it is free."""
+
+
+class _FreeSlots:
+    """Lent slots of one team that serve nothing now, the one that ended last at the end."""
+
+    __slots__ = ("slots", "unused")
+
+    def __init__(self) -> None:
+        self.slots: list[_Slot] = []
+        self.unused = 0
+        """So many, from the beginning, have served nothing since they were last looked at."""
+
+    def take(self) -> _Slot:
+        slot = self.slots.pop()
+        self.unused = min(self.unused, len(self.slots))
+        return slot
+
+
 class _Mine:
     """A request of this replica that has not ended."""
 
-    __slots__ = ("began", "instance_id", "known_to", "pool", "priority", "request", "sent", "standing", "submitted")
+    __slots__ = (
+        "began",
+        "instance_id",
+        "known_to",
+        "pool",
+        "priority",
+        "request",
+        "sent",
+        "slot",
+        "standing",
+        "submitted",
+    )
 
     def __init__(self, request: Request, submitted: Submitted) -> None:
         self.request = request
@@ -97,6 +145,13 @@ class _Mine:
         self.instance_id = ""
         self.priority: int | None = None
         self.standing = Standing.BORROWING
+        self.slot: _Slot | None = None
+        """The one that was lent, if it uses such a one."""
+
+    @property
+    def owners_id(self) -> str:
+        """Under which the owner knows what it uses."""
+        return self.request.id if self.slot is None else self.slot.id
 
     def grant(self) -> LiveGrant:
         return LiveGrant(self.submitted, self.pool, self.instance_id, self.priority, self.standing, self.began)
@@ -148,6 +203,10 @@ class Replica:
         """By number: all that are not known to be saved."""
         self._charged = 0
         self._outbox: list[Message] = []
+        self._free: dict[tuple[str, str], _FreeSlots] = {}
+        """By pool and team."""
+        self._free_looked_at = math.inf
+        """When free slots are looked for that nobody uses, and what could wait so long is said."""
         self._heard = 0
         self._alive_at = 0.0
         self._beat_at = 0.0
@@ -190,14 +249,14 @@ class Replica:
             supervised: `Owner.supervised`.
             owned: the owner's queue of a pool.
         """
-        announce = self.connected()
-        self._outbox = announce + self._outbox
+        self._outbox = self.connected()
         self._exchange, self._supervised, self._owned = exchange, supervised, owned
         return self.settle()
 
     def connected(self) -> list[Message]:
         """There is a link to the owner: what to say on it first. Whatever follows is in `take_outbox`."""
         now = self._clock()
+        self._forget_slots()
         self._local = {}
         self._is_welcome = False
         self._enter(ReplicaState.FOLLOWING, now)
@@ -213,6 +272,7 @@ class Replica:
                 tuple(mine.grant() for mine in self._mine.values() if mine.sent),
                 tuple(mine.submitted for mine in self._mine.values() if not mine.sent),
                 now,
+                True,
             )
         ]
 
@@ -222,6 +282,7 @@ class Replica:
             return
         self._exchange = self._supervised = self._owned = None
         self._outbox.clear()
+        self._forget_slots()
         now = self._clock()
         if self._is_welcome:
             # Else it only asked one that is no owner, and has been alone all the time.
@@ -255,7 +316,9 @@ class Replica:
             self._heard += 1
             match message:
                 case Sent():
-                    self._sent(message, decisions)
+                    self._sent(message, now, decisions)
+                case CallBack():
+                    self._call_back(message.team)
                 case Waits():
                     self._waits(message, decisions)
                 case Recalled():
@@ -284,17 +347,19 @@ class Replica:
         """Time passed: call at `next_deadline()`."""
         now = self._clock()
         if self.state is ReplicaState.FOLLOWING:
-            if self._exchange is None:
-                if now >= self._trusts_until:
-                    self.disconnected()
-                    return []
-                if now >= self._beat_at:
-                    self._beat_at = now + self._options.beat_every_seconds
-                    self._say(Beat(now))
+            if self._exchange is None and now >= self._trusts_until:
+                self.disconnected()
+                return []
+            if now >= self._beat_at:
+                self._beat_at = now + self._options.beat_every_seconds
+                self._say(Beat(now))
             if now >= self._alive_at:
                 self._alive_at = now + self._options.alive_every_seconds
-                running = tuple(request_id for request_id, mine in self._mine.items() if mine.sent)
+                running = [mine.owners_id for mine in self._mine.values() if mine.sent]
+                running += [slot.id for free in self._free.values() for slot in free.slots]
                 self._say(Alive(self._heard, running))
+            if now >= self._free_looked_at:
+                self._look_at_free(now)
             return self.settle()
         if self.state is ReplicaState.WAITING and now >= self._alone_since + self._options.degrade_after_seconds:
             return self._degrade(now)
@@ -318,9 +383,8 @@ class Replica:
         """When `tick` has something to do; None: nothing waits for time."""
         match self.state:
             case ReplicaState.FOLLOWING:
-                if self._exchange is not None:
-                    return self._alive_at
-                return min(self._alive_at, self._beat_at, self._trusts_until)
+                due = min(self._alive_at, self._beat_at, self._free_looked_at)
+                return due if self._exchange is not None else min(due, self._trusts_until)
             case ReplicaState.WAITING:
                 return self._alone_since + self._options.degrade_after_seconds
             case ReplicaState.DEGRADED:
@@ -338,6 +402,10 @@ class Replica:
         mine = self._mine[request.id] = _Mine(request, submitted)
         match self.state:
             case ReplicaState.FOLLOWING:
+                if self._free and (slot := self._take_free(pool, request)) is not None:
+                    mine.slot, mine.instance_id = slot, slot.instance_id
+                    mine.priority, mine.standing = within_share_priority(request.service_class), Standing.WITHIN_SHARE
+                    return [self._send(mine, 0.0)]
                 self._say(submitted)
                 return self.settle()
             case ReplicaState.WAITING:
@@ -353,6 +421,8 @@ class Replica:
             return []
         mine.began = True
         if self.state is ReplicaState.FOLLOWING:
+            if mine.slot is not None:
+                return []  # the owner takes what is lent for begun
             self._say(Began(request_id))
             return self.settle()
         if self.state is ReplicaState.DEGRADED:
@@ -364,8 +434,14 @@ class Replica:
         if mine is None:
             return []
         self._charged += 1
-        charge = Released(self._charged, request_id, mine.pool, mine.submitted.team, cost_units)
+        keeps = mine.slot is not None and self._clock() < mine.slot.until
+        # Without an id it is a charge, and what the owner knows under that id runs on.
+        ended_id = "" if keeps else mine.owners_id
+        charge = Released(self._charged, ended_id, mine.pool, mine.submitted.team, cost_units)
         self._charges[charge.number] = charge
+        if keeps:
+            self._keep(mine, charge)
+            return []
         if self.state is ReplicaState.FOLLOWING:
             self._say(charge)
             return self.settle()
@@ -406,7 +482,7 @@ class Replica:
         if instance_id is not None:
             mine.instance_id = instance_id
             if self.state is ReplicaState.FOLLOWING:
-                self._say(Moved(request_id, instance_id))
+                self._say(Moved(mine.owners_id, instance_id))
         return instance_id
 
     def supervise(self, pool: str, event: Callable[[DispatchQueue], list[Decision]]) -> list[Decision]:
@@ -420,10 +496,13 @@ class Replica:
 
     def instance_changed(self, pool: str, instance: Instance) -> list[Decision]:
         self._instances[pool][instance.id] = instance
+        if not instance.accepting:
+            self._leave_instance(pool, instance.id)
         return self.supervise(pool, lambda queue: queue.instance_changed(instance))
 
     def instance_removed(self, pool: str, instance_id: str) -> list[Decision]:
         self._instances[pool].pop(instance_id, None)
+        self._leave_instance(pool, instance_id)
         return self.supervise(pool, lambda queue: queue.instance_removed(instance_id))
 
     def deciding(self, pool: str) -> DispatchQueue | None:
@@ -432,30 +511,33 @@ class Replica:
 
     # ------------------------------------------------------------------ what the owner said
 
-    def _sent(self, message: Sent, decisions: list[Decision]) -> None:
+    def _sent(self, message: Sent, now: float, decisions: list[Decision]) -> None:
         mine = self._mine.get(message.id)
         if mine is None or mine.sent:
             return  # it ended, or goes on where it is: the owner hears of that
-        mine.sent, mine.began = True, False
         mine.pool, mine.instance_id = message.pool, message.instance_id
         mine.priority, mine.standing = message.priority, message.standing
-        request = mine.request
-        decisions.append(
-            Send(
-                request_id=message.id,
-                pool=message.pool,
-                instance_id=message.instance_id,
-                grant=Grant.remote(
-                    request.team,
-                    0 if message.priority is None else message.priority,
-                    message.standing is Standing.BORROWING,
-                    False,
-                    lambda cost_units: None,  # the shell reports `released`
-                ),
-                priority=message.priority,
-                standing=message.standing,
-                held_seconds=message.held_seconds,
-            )
+        if message.lent:
+            mine.slot = _Slot(message.id, now + self._options.lent_seconds)
+        decisions.append(self._send(mine, message.held_seconds))
+
+    def _send(self, mine: _Mine, held_seconds: float) -> Send:
+        mine.sent, mine.began = True, False
+        request, priority, standing = mine.request, mine.priority, mine.standing
+        return Send(
+            request_id=request.id,
+            pool=mine.pool,
+            instance_id=mine.instance_id,
+            grant=Grant.remote(
+                request.team,
+                0 if priority is None else priority,
+                standing is Standing.BORROWING,
+                False,
+                _reported_by_the_shell,
+            ),
+            priority=priority,
+            standing=standing,
+            held_seconds=held_seconds,
         )
 
     def _waits(self, message: Waits, decisions: list[Decision]) -> None:
@@ -512,6 +594,79 @@ class Replica:
             if number > message.saved:
                 break
             del self._charges[number]
+
+    # ------------------------------------------------------------------ slots that were lent
+
+    def _keep(self, mine: _Mine, charge: Released) -> None:
+        """Its slot is free for the team's next request here; the owner hears of the charge with what is said next."""
+        assert mine.slot is not None
+        mine.slot.instance_id = mine.instance_id
+        free = self._free.get((mine.pool, mine.submitted.team))
+        if free is None:
+            free = self._free[mine.pool, mine.submitted.team] = _FreeSlots()
+        free.slots.append(mine.slot)
+        self._outbox.append(charge)
+        if self._free_looked_at == math.inf:
+            self._free_looked_at = self._clock() + self._options.idle_seconds
+            self._soon()  # whoever keeps the time learns of it
+
+    def _take_free(self, pool: str, request: Request) -> _Slot | None:
+        """A slot for this request, about which the owner need not be asked; None: there is none that it can use."""
+        free = self._free.get((pool, request.team))
+        if free is None or not free.slots or request.slots != 1:
+            return None
+        slot, now = free.slots[-1], self._clock()
+        if now >= self._trusts_until or now >= slot.until:
+            return None
+        if request.state_instance is not None and request.state_instance != slot.instance_id:
+            return None
+        if request.preferred_instances and slot.instance_id not in request.preferred_instances:
+            return None
+        return free.take()
+
+    def _look_at_free(self, now: float) -> None:
+        """Give back what served nothing since the last look, and say what could wait."""
+        for place, free in tuple(self._free.items()):
+            self._give_back(free.slots[: free.unused])
+            del free.slots[: free.unused]
+            free.unused = len(free.slots)
+            if not free.slots:
+                del self._free[place]
+        if self._outbox:
+            self._soon()
+        self._free_looked_at = now + self._options.idle_seconds if self._free else math.inf
+
+    def _give_back(self, slots: Iterable[_Slot]) -> None:
+        for slot in slots:
+            self._say(Returned(slot.id))
+
+    def _call_back(self, team: str) -> None:
+        for (pool, name), free in tuple(self._free.items()):
+            if name == team:
+                self._give_back(free.slots)
+                del self._free[pool, name]
+        for mine in self._mine.values():
+            if mine.slot is not None and mine.submitted.team == team:
+                mine.slot.until = -math.inf
+        self._say(CalledBack(team))
+
+    def _leave_instance(self, pool: str, instance_id: str) -> None:
+        """It gets nothing new: slots there serve no more."""
+        for (name, _), free in self._free.items():
+            if name == pool:
+                self._give_back(slot for slot in free.slots if slot.instance_id == instance_id)
+                free.slots = [slot for slot in free.slots if slot.instance_id != instance_id]
+                free.unused = min(free.unused, len(free.slots))
+        for mine in self._mine.values():
+            if mine.slot is not None and mine.pool == pool and mine.instance_id == instance_id:
+                mine.slot.until = -math.inf
+
+    def _forget_slots(self) -> None:
+        """Nobody lends any more; what runs is announced as what it is."""
+        self._free.clear()
+        self._free_looked_at = math.inf
+        for mine in self._mine.values():
+            mine.slot = None
 
     # ------------------------------------------------------------------ without an owner
 
@@ -596,6 +751,10 @@ class Replica:
     def _enter(self, state: ReplicaState, now: float) -> None:
         if state is not self.state:
             self.state, self.since = state, now
+
+
+def _reported_by_the_shell(cost_units: float) -> None:
+    """A remote grant's release: `Replica.released` says it to the owner."""
 
 
 class SharedQueue:
