@@ -72,6 +72,7 @@ def connections() -> tuple[ClientConnection, UpstreamConnection]:
     driver = PoolDriver(recorder=metrics)
     driver.add_pool(spec, make_queue(Pool("chat", 10_000, shares, 7 * 86400.0), Mode.HOLD))
     driver.instance_changed("chat", instance, Instance(id=instance.id, part_slots=10_000, seats=20_000))
+    driver.watch.know(instance.id, seats=20_000)
     identities = {
         hash_key(key_of(number)): Identity(f"key{number}", f"team{number % TEAMS}", ServiceClass.INTERACTIVE)
         for number in range(KEYS)

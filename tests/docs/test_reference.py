@@ -27,7 +27,7 @@ from fairshare.gateway.state_dump import StateDump
 from fairshare.gateway.status import InstanceStatus, PoolStatus, TeamStatus
 from fairshare.gateway.status_api import StatusApi
 from fairshare.wire.endpoints import ENDPOINTS
-from fairshare.wire.headers import FORWARDED_UP, fairshare_lines, upstream_head
+from fairshare.wire.headers import FORWARDED_UP, fairshare_lines, upstream_head, upstream_opening
 from fairshare.wire.problems import PROBLEMS
 from fairshare.wire.usage import FINISH_REASONS
 
@@ -201,22 +201,17 @@ def test_questions_ask_for_metrics_that_exist() -> None:
 def test_what_goes_up_is_exactly_what_is_listed() -> None:
     listed, ours = sections(page("headers.md"))["What goes up to the engine"].strip().split("\n\n")[:2]
     assert sorted(words(listed)) == sorted(name.decode() for name in FORWARDED_UP)
-    head = upstream_head(method="POST", path="/", host=b"h", request_id="r", priority=0, api_key="k", content_length=1)
+    opening = upstream_opening(method="POST", path="/", host=b"h", priority=0, api_key="k")
+    head = upstream_head(opening, b"", "r", 1)
     sent = {line.split(b":")[0].decode() for line in head.split(b"\r\n")[1:] if line} - {"content-length"}
     assert {word.split(":")[0] for word in words(ours)} - {"observe"} == sent
 
 
 def test_what_comes_down_is_exactly_what_is_listed() -> None:
     table = rows(sections(page("headers.md"))["What comes down to the client"])
-    lines = fairshare_lines(
-        request_id="r",
-        pool="p",
-        standing=Standing.BORROWING,
-        priority=10,
-        held_seconds=0.1,
-        explanation=b"why",
-    ).split(b"\r\n")
-    assert [words(row[0])[0] for row in table] == [line.split(b":")[0].decode() for line in lines if line]
+    lines = fairshare_lines("p", Standing.BORROWING, 10, 0.1, b"why").split(b"\r\n")
+    written = ["x-request-id", *(line.split(b":")[0].decode() for line in lines if line)]
+    assert [words(row[0])[0] for row in table] == written
     assert {standing.value for standing in Standing} <= {word for row in table for word in words(row[1])}
 
 

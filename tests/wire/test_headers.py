@@ -18,6 +18,7 @@ from fairshare.wire.headers import (
     request_id,
     status_line,
     upstream_head,
+    upstream_opening,
 )
 from fairshare.wire.problems import (
     INVALID_API_KEY,
@@ -35,16 +36,10 @@ CANARY = b"canary-5b1e"
 def head_of(
     headers: list[tuple[bytes, bytes]], *, priority: int | None = 10, api_key: str | None = "engine-key"
 ) -> bytes:
-    return upstream_head(
-        method="POST",
-        path="/v1/chat/completions",
-        host=b"127.0.0.1:9001",
-        request_id="id-1",
-        forwarded=read_request_headers(headers).forwarded,
-        priority=priority,
-        api_key=api_key,
-        content_length=5,
+    opening = upstream_opening(
+        method="POST", path="/v1/chat/completions", host=b"127.0.0.1:9001", priority=priority, api_key=api_key
     )
+    return upstream_head(opening, read_request_headers(headers).forwarded, "id-1", 5)
 
 
 def parsed(head: bytes) -> dict[bytes, list[bytes]]:
@@ -134,7 +129,7 @@ def test_without_a_priority_or_an_engine_key_neither_header_is_sent() -> None:
 
 def test_a_body_of_unknown_length_goes_up_in_chunks_and_a_get_has_none() -> None:
     def head(method: str) -> dict[bytes, list[bytes]]:
-        return parsed(upstream_head(method=method, path="/x", host=b"h", request_id="i"))
+        return parsed(upstream_head(upstream_opening(method=method, path="/x", host=b"h"), b"", "i", None))
 
     assert head("POST")[b"transfer-encoding"] == [b"chunked"]
     assert b"transfer-encoding" not in head("GET")
@@ -300,14 +295,12 @@ def test_status_lines_have_their_phrase_and_unknown_ones_none() -> None:
 
 
 def test_every_relayed_response_says_pool_standing_priority_and_time_held() -> None:
-    lines = fairshare_lines(
-        request_id="id-1", pool="chat", standing=Standing.BORROWING, priority=10, held_seconds=0.0126
-    )
-    assert lines == (
-        b"x-request-id: id-1\r\nx-fairshare-pool: chat\r\nx-fairshare-standing: borrowing\r\n"
+    assert fairshare_lines("chat", Standing.BORROWING, 10, 0.0126) == (
+        b"x-fairshare-pool: chat\r\nx-fairshare-standing: borrowing\r\n"
         b"x-fairshare-priority: 10\r\nx-fairshare-held-ms: 13\r\n"
     )
-    within = fairshare_lines(request_id="i", pool="p", standing=Standing.WITHIN_SHARE, priority=None, held_seconds=0.0)
+    within = fairshare_lines("p", Standing.WITHIN_SHARE, None, 0.0)
+    assert b"held-ms: 0\r\n" in within
     assert b"standing: within-share\r\n" in within
     assert b"priority" not in within
 

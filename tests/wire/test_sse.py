@@ -365,3 +365,57 @@ def test_for_any_split_the_relayed_bytes_are_those_of_a_plain_reading(stream: by
 @given(st.binary(max_size=200), st.integers(1, 20))
 def test_garbage_is_relayed_as_it_is(garbage: bytes, size: int) -> None:
     assert relay(StreamTail(strip_usage=True), pieces_of(garbage, size)) == garbage
+
+
+def framed(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+def warm() -> StreamTail:
+    tail = StreamTail(strip_usage=True)
+    tail.feed(piece("") + piece(" Hello"))
+    return tail
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 3000, 5000, 70_000])
+def test_a_whole_chunk_with_one_ordinary_event_passes_and_counts_as_if_it_had_been_fed(length: int) -> None:
+    payload = piece("x" * length)
+    passed, fed = warm(), warm()
+    assert passed.passes(framed(payload))
+    fed.feed(payload)
+    assert (passed.events, passed.text_bytes) == (fed.events, fed.text_bytes)
+
+
+ORDINARY = piece(" more")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        framed(ORDINARY)[:-1],
+        framed(ORDINARY) + b"0",
+        framed(ORDINARY) + framed(ORDINARY),
+        b"0" + framed(ORDINARY),
+        b"%X\r\n%b\r\n" % (len(ORDINARY) + 1, ORDINARY),
+        b"%x;ext\r\n%b\r\n" % (len(ORDINARY), ORDINARY),
+        b"%x\n%b\r\n" % (len(ORDINARY), ORDINARY),
+        framed(ORDINARY + ORDINARY),
+        framed(piece("", finish="stop")),
+        framed(usage_event()),
+        framed(DONE),
+        framed(b""),
+        b"",
+        b"\r\n",
+    ],
+)
+def test_what_is_not_exactly_one_chunk_with_one_ordinary_event_does_not_pass(data: bytes) -> None:
+    tail = warm()
+    events = tail.events
+    assert not tail.passes(data)
+    assert tail.events == events
+
+
+def test_nothing_passes_while_an_event_is_not_complete() -> None:
+    tail = warm()
+    tail.feed(piece(" half")[:20])
+    assert not tail.passes(framed(ORDINARY))

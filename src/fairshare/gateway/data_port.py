@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 from collections import deque
+from collections.abc import Callable
 from math import ceil
 from typing import Any, cast
 from urllib.parse import unquote
@@ -88,7 +89,13 @@ LISTEN_BACKLOG = 2048
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+_MODELS = Kind.MODELS
+
 MODELS_PATH = b"/v1/models/"
+
+
+def _to_nobody(data: bytes) -> None:
+    """Writes to a client that is gone."""
 
 
 class Incoming(msgspec.Struct, eq=False):
@@ -122,6 +129,8 @@ class Incoming(msgspec.Struct, eq=False):
     """Its body is streamed through."""
     arrived_at: float = 0.0
     arrived_wall_at: float = 0.0
+    received_at: float = 0.0
+    """When the last byte of its body had come, if it came at once with its head."""
 
     def again(
         self, body: bytes, *, request_id: str = "", own_id: str = "", arrived_at: float = 0.0, wall_at: float = 0.0
@@ -132,6 +141,7 @@ class Incoming(msgspec.Struct, eq=False):
             own_id=own_id,
             arrived_at=arrived_at,
             arrived_wall_at=wall_at,
+            received_at=arrived_at,
             target=self.target,
             method=self.method,
             http_1_1=self.http_1_1,
@@ -183,11 +193,14 @@ class ClientConnection(asyncio.Protocol):
         "_upload_wanted",
         "_write_blocked",
         "_written_at",
+        "write",
     )
 
     def __init__(self, port: "DataPort") -> None:
         self._port = port
         self._transport: asyncio.Transport | None = None
+        self.write: Callable[[bytes], None] = _to_nobody
+        """More of the answer: the transport's own, while there is one."""
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Incoming | None = None
         """The request whose bytes are coming in."""
@@ -219,6 +232,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=READ_AHEAD_BYTES, low=READ_AHEAD_BYTES // 4)
         if not self._port.opened(self):
             self._closing = True
@@ -233,6 +247,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.write = _to_nobody
         self._closing = True
         self._port.closed(self)
         self._ready.clear()
@@ -359,10 +374,6 @@ class ClientConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ what an exchange asks for
 
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
     def answered(self, *, keep_alive: bool) -> None:
         """The answer to the current request is complete."""
         current, self._current, self._exchange = self._current, None, None
@@ -375,7 +386,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             # While it drains: the head of this answer was sent before, and the client may count on the connection.
             driver = self._port.driver
-            self._heard_at = driver.clock() if self._port.draining else driver.coarse.now
+            self._heard_at = driver.clock() if driver.draining else driver.coarse.now
             if self._ready or self._backlog or self._reading is not None or self._broken:
                 self._advance()
 
@@ -385,7 +396,7 @@ class ClientConnection(asyncio.Protocol):
         current = self._current
         assert current is not None
         endpoint = current.endpoint
-        keep_alive = current.keep_alive and current.complete and not self._port.draining
+        keep_alive = current.keep_alive and current.complete and not self._port.driver.draining
         self.write(
             problem_response(
                 problem,
@@ -400,10 +411,6 @@ class ClientConnection(asyncio.Protocol):
             )
         )
         self.answered(keep_alive=keep_alive)
-
-    @property
-    def is_last_answer(self) -> bool:
-        return self._port.draining
 
     def break_off(self) -> None:
         self._current = self._exchange = None
@@ -630,7 +637,7 @@ class ClientConnection(asyncio.Protocol):
             assert endpoint is not None
             if incoming.method == b"OPTIONS":
                 self._answer(incoming, 204, b"allow: %b, OPTIONS\r\n" % endpoint.method.encode("ascii"), b"")
-            elif endpoint.kind is Kind.MODELS:
+            elif endpoint.kind is _MODELS:
                 body = self._port.models(incoming)
                 head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
                 self._answer(incoming, 200, head, b"" if incoming.method == b"HEAD" else body)
@@ -651,7 +658,7 @@ class ClientConnection(asyncio.Protocol):
             )
 
     def _answer(self, incoming: Incoming, status: int, lines: bytes, body: bytes) -> None:
-        keep_alive = incoming.keep_alive and not self._port.draining
+        keep_alive = incoming.keep_alive and not self._port.driver.draining
         connection = b"" if keep_alive and incoming.http_1_1 else b"connection: keep-alive\r\n"
         if not keep_alive:
             connection = b"connection: close\r\n"
@@ -754,10 +761,6 @@ class DataPort:
         """A reload changed the limits. (Keys are switched in the directory, pools in the driver.)"""
         self.limits = limits
 
-    @property
-    def draining(self) -> bool:
-        return self._draining_since is not None
-
     def drained_seconds(self, now: float) -> float:
         """How long it has been draining; 0: it is not."""
         return 0.0 if self._draining_since is None else now - self._draining_since
@@ -769,6 +772,7 @@ class DataPort:
         is served, and its answer says that the connection closes. What is left at the end is answered `shutting_down`,
         or its stream ends with that error; every grant is released. Then clients get a moment to read what was written.
         """
+        self.driver.draining = True
         self._draining_since = self.driver.clock()
         if self._server is not None:
             self._server.close()
@@ -962,14 +966,13 @@ class DataPort:
         if by_body is not None and by_body > service_class:
             service_class = by_body
         request = Request(
-            # Not the client's id: two clients may use the same one at once.
-            id=incoming.own_id,
-            team=identity.team_at(home.spec.level),
-            service_class=service_class,
-            slots=facts.slots,
-            estimated_tokens=facts.estimated_prompt_tokens + (facts.max_tokens or 0),
-            body_bytes=len(body) if upload is None else READ_AHEAD_BYTES,
-            recallable=upload is None and not facts.stateful,
+            incoming.own_id,  # not the client's: two clients may use the same one at once
+            identity.team_at(home.spec.level),
+            service_class,
+            facts.slots,
+            facts.estimated_prompt_tokens + (facts.max_tokens or 0),
+            len(body) if upload is None else READ_AHEAD_BYTES,
+            upload is None and not facts.stateful,
         )
         reservation = None
         if self.admission is not None:
@@ -987,33 +990,26 @@ class DataPort:
         exchange = Exchange(
             driver=self.driver,
             client=client,
+            write=client.write,
             home=home,
             spec=spec,
             serving=home,
             queue=home.queue,
             endpoint=endpoint,
             request=request,
-            record=RequestRecord(
-                id=incoming.id,
-                endpoint=endpoint.path,
-                key_id=identity.key_id,
-                team=request.team,
-                pool=spec.name,
-                model=model,
-                service_class=service_class,
-                slots=facts.slots if endpoint.takes_slots else 0,
-                stream=facts.stream,
-                arrived_at=incoming.arrived_wall_at,
-                trace=trace,
-            ),
+            id=incoming.id,
+            key_id=identity.key_id,
+            model=model,
             facts=facts,
             body=body,
             upload=upload,
             forwarded=forwarded,
+            trace=trace,
             keep_alive=incoming.keep_alive,
             http_1_1=incoming.http_1_1,
             arrived_at=arrived_at,
-            received_at=self.driver.clock(),
+            arrived_wall_at=incoming.arrived_wall_at,
+            received_at=incoming.received_at or self.driver.clock(),
             reservation=reservation,
             heard_at=arrived_at,
             ends_at=arrived_at + spec.timeouts.longest_request_seconds,

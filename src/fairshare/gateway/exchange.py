@@ -12,7 +12,7 @@ It stands between a client, an engine and the dispatch queue. Three rules shape 
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -21,16 +21,13 @@ from fairshare.core.decisions import DispatchQueue, Held, Recall, Refused, Reque
 from fairshare.core.priority import Standing
 from fairshare.gateway.driver import DrivenPool, Place, PoolDriver
 from fairshare.gateway.explain_header import explained, refused_after_waiting
-from fairshare.gateway.kinds import sglang_priority
-from fairshare.gateway.options import EngineKind, PoolSpec, TokenEstimates
+from fairshare.gateway.options import PoolSpec, TokenEstimates
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.gateway.token_count import question_for
 from fairshare.gateway.upstream import Loss, UpstreamConnection
 from fairshare.wire.body import BodyFacts, rewrite_body
 from fairshare.wire.endpoints import Endpoint
 from fairshare.wire.headers import (
-    SGLANG_PRIORITY_HEADER,
-    VLLM_PRIORITY_HEADER,
     ResponseHeaders,
     fairshare_lines,
     upstream_head,
@@ -52,28 +49,28 @@ from fairshare.wire.problems import (
 )
 from fairshare.wire.salt import cache_salt
 from fairshare.wire.sse import StreamTail
+from fairshare.wire.trace_context import Trace
 from fairshare.wire.usage import AnswerTail, Usage, read_answer
 
 log = logging.getLogger("fairshare.gateway")
 
 LAST_CHUNK = b"0\r\n\r\n"
 
+# A member of an enumeration that is asked of its class takes as long as ten names of the module (CPython 3.11).
+_HELD = Place.HELD
+_BORROWING = Standing.BORROWING
+_COMPLETED, _FAILED = Outcome.COMPLETED, Outcome.FAILED
+_TOKENIZE = TokenEstimates.TOKENIZE
+
 CLIENT_LEFT = "client_left"
 CLIENT_STALLED = "client_stalled"
 ENGINE_ERROR = "engine_error"
 
+NO_USAGE = Usage()
+
 
 class ClientSide(Protocol):
     """The client of one request."""
-
-    @property
-    def is_last_answer(self) -> bool:
-        """Whether an answer that begins now must say that the connection closes after it."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """More of the answer."""
-        ...
 
     def answered(self, *, keep_alive: bool) -> None:
         """The answer is complete, and the exchange has ended."""
@@ -156,6 +153,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     driver: PoolDriver
     client: ClientSide
+    write: Callable[[bytes], None]
+    """Takes more of the answer for the client."""
     home: DrivenPool
     spec: PoolSpec
     """Its home's as it was on arrival: a reload changes timeouts and cost for new requests only."""
@@ -164,16 +163,20 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     queue: DispatchQueue
     endpoint: Endpoint
     request: Request
-    record: RequestRecord
-    """What is known of it so far; handed over at the end."""
+    id: str
+    key_id: str
+    model: str
+    """As the client named it."""
     facts: BodyFacts
     body: bytes
     upload: Upload | None
     forwarded: bytes
     """Header lines of the client for the engine."""
+    trace: Trace | None
     keep_alive: bool
     http_1_1: bool
     arrived_at: float
+    arrived_wall_at: float
     received_at: float
     """When the last byte of its body had come."""
     reservation: Reservation | None
@@ -183,9 +186,17 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     place: Place = Place.NOWHERE
     began: bool = False
     instance_id: str = ""
-    silence_limit_seconds: float = math.inf
     prefix_keys: Sequence[int] = ()
 
+    _sent: Send | None = None
+    """By which decision it was sent last."""
+    _sent_seconds: float | None = None
+    """From arrival until it was last sent to an engine; None: never."""
+    _first_byte_seconds: float | None = None
+    _added_seconds: float = 0.0
+    _recalls: int = 0
+    _wasted_slot_seconds: float = 0.0
+    _retries: int = 0
     _cache_salt: str | None = None
     """Kept: a recalled request goes to an engine again, maybe after its secret was changed."""
     _upload_rewritten: bool = False
@@ -198,7 +209,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     _tried_fresh: bool = False
     _blocked: bool = False
     _status: int = 0
-    _head: ResponseHeaders | None = None
+    """What the engine answered; 0: nothing yet."""
     _chunked: bool = False
     _stream: StreamTail | None = None
     _tail: AnswerTail | None = None
@@ -210,19 +221,18 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             self._cache_salt = cache_salt(
                 spec.prefix_secret, self.request.team, bytes(own) if isinstance(own, msgspec.Raw) else b""
             )
-        if facts.prompt is not None and home.balances_by_prefix:
-            self.prefix_keys = prefix_keys(self.record.model, memoryview(facts.prompt), self._cache_salt)
+        if facts.prompt is not None and home.balances_by_prefix():
+            self.prefix_keys = prefix_keys(self.model, memoryview(facts.prompt), self._cache_salt)
         if facts.previous_response_id is not None:
             self.request.state_instance = home.responses.instance_of(facts.previous_response_id)
 
     @property
-    def id(self) -> str:
-        """As its client sees it."""
-        return self.record.id
-
-    @property
-    def key_id(self) -> str:
-        return self.record.key_id
+    def silence_limit_seconds(self) -> float:
+        """How long its engine may be silent now."""
+        if self.place is _HELD or self._sent_seconds is None:
+            return math.inf
+        timeouts = self.spec.timeouts
+        return timeouts.idle_seconds if self._status else timeouts.first_byte_seconds
 
     # ------------------------------------------------------------------ from the driver
 
@@ -232,31 +242,28 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     def send(self, send: Send) -> None:
         """Its turn has come."""
-        record, request = self.record, self.request
-        record.standing = send.standing
-        record.priority = priority = send.priority
-        if send.degraded or record.degraded:
-            record.degraded = send.degraded
-        if send.held_seconds:
-            record.held_seconds = send.held_seconds
-        if send.held_seconds or send.standing is Standing.BORROWING:
-            self._explanation = explained(send, self._held, recalls=record.recalls)
-        now = self.driver.clock()
-        if record.sent_seconds is None:
-            record.added_seconds = max(0.0, now - self.received_at - send.held_seconds)
+        driver, request, priority, held_seconds = self.driver, self.request, send.priority, send.held_seconds
+        self._sent = send
+        if held_seconds or send.standing is _BORROWING:
+            self._explanation = explained(send, self._held, recalls=self._recalls)
+        now = driver.clock()
+        if self._sent_seconds is None:
+            added_seconds = now - self.received_at - held_seconds
+            if added_seconds > 0.0:
+                self._added_seconds = added_seconds
         if priority is not None:
-            self.driver.watch.sent(
+            driver.watch.sent(
                 request.id,
-                instance_id=send.instance_id,
-                team=request.team,
-                priority=priority,
-                slots=request.slots,
-                prompt_size=self.facts.estimated_prompt_tokens,
-                streaming=self.facts.stream,
-                now=now,
+                send.instance_id,
+                request.team,
+                priority,
+                request.slots,
+                self.facts.estimated_prompt_tokens,
+                self.facts.stream,
+                now,
             )
-        self._go(self.driver.serving_pool(send.pool, self.home), send.instance_id, now)
-        if self.home.spec.token_estimates is TokenEstimates.TOKENIZE and not self._ended and not self.record.recalls:
+        self._go(driver.serving_pool(send.pool, self.home), send.instance_id, now)
+        if self.spec.token_estimates is _TOKENIZE and not self._ended and not self._recalls:
             self._count_tokens()
 
     def send_unqueued(self) -> None:
@@ -271,10 +278,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     def recall(self, recall: Recall) -> None:
         """Back to the queue: nothing of the answer has reached the client."""
-        assert not self.began, f"request {self.record.id} was recalled although its client has a part of the answer"
-        self.record.recalls += 1
-        self.record.wasted_slot_seconds += recall.wasted_slot_seconds
-        self.silence_limit_seconds = math.inf
+        assert not self.began, f"request {self.id} was recalled although its client has a part of the answer"
+        self._recalls += 1
+        self._wasted_slot_seconds += recall.wasted_slot_seconds
         connection, self._connection = self._connection, None
         self._forget_answer()
         if connection is not None:
@@ -330,7 +336,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         self._drop_connection()
         if not self.began:
             self._end(
-                Outcome.REFUSED if self.record.sent_seconds is None else Outcome.FAILED,
+                Outcome.REFUSED if self._sent_seconds is None else Outcome.FAILED,
                 status=problem.status,
                 reason=problem.code,
                 detail=message,
@@ -344,7 +350,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             self.client.break_off()
             return
         rest += error_event(self.endpoint.family, problem, message)
-        self.client.write(chunk(rest) + LAST_CHUNK if self._chunked else rest)
+        self.write(chunk(rest) + LAST_CHUNK if self._chunked else rest)
         self.client.answered(keep_alive=False)
 
     # ------------------------------------------------------------------ from the client's connection
@@ -382,19 +388,17 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             self._connection = None  # it may serve others by now
         if not self._status:
             self._status = head.status
-            self._head = head
             watched = not head.encoded
             if watched and head.event_stream and head.status < 300:
                 self._stream = StreamTail(strip_usage=self._strips_usage)
             elif complete:
                 # All of it came at once, as most answers that are no streams do: nothing needs to be kept.
                 usage, failure, finish_reason = read_answer(body) if watched else (None, None, "")
-                self._begin(body, True)
+                self._begin(head, body, True)
                 self._complete(usage, failure, finish_reason)
                 return
             elif watched:
                 self._tail = AnswerTail()
-            self.silence_limit_seconds = self.spec.timeouts.idle_seconds
         self.heard_at = self.driver.coarse.now
         stream = self._stream
         if stream is not None:
@@ -406,11 +410,11 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         if not self.began:
             if not body and not complete:
                 return
-            self._begin(body, complete)
+            self._begin(head, body, complete)
         elif complete:
-            self.client.write(chunk(body) + LAST_CHUNK if self._chunked else body)
+            self.write(chunk(body) + LAST_CHUNK if self._chunked else body)
         elif body:
-            self.client.write(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body)
+            self.write(chunk(body) if self._chunked else body)
         if complete:
             tail: StreamTail | AnswerTail | None = stream
             if tail is None and self._tail is not None:
@@ -421,20 +425,16 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             else:
                 self._complete(tail.usage, tail.failure, tail.finish_reason)
 
-    def chunk_came(self, head: ResponseHeaders, payload: bytes, framed: bytes) -> None:
-        """One whole chunk of the answer came: nearly all that happens to a stream."""
+    def chunk_came(self, framed: bytes) -> bool:
+        """Bytes came between two chunks. True: one whole ordinary chunk, as nearly all of a stream, and relayed."""
         stream = self._stream
-        if stream is None or not self._chunked:
-            self.answer(head, payload, False)
-            return
+        if stream is None or not self._chunked or not stream.passes(framed):
+            return False
         now = self.driver.coarse.now
         if self.heard_at != now:
             self.heard_at = now
-        body = stream.feed(payload)
-        if body is payload:
-            self.client.write(framed)
-        elif body:
-            self.client.write(chunk(body))
+        self.write(framed)
+        return True
 
     def lost(self, loss: Loss, *, anything_came: bool, reused: bool, detail: str) -> None:
         """The engine's answer will never be complete."""
@@ -476,10 +476,10 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     def _go(self, serving: DrivenPool | None, instance_id: str, now: float, *, fresh: bool = False) -> None:
         """Send it to an instance, on an idle connection if there is one and `fresh` does not forbid it."""
         self.instance_id = instance_id
-        self._tried_fresh = fresh
-        self.record.sent_seconds = now - self.arrived_at
+        if self._tried_fresh is not fresh:
+            self._tried_fresh = fresh
+        self._sent_seconds = now - self.arrived_at
         self.heard_at = self.driver.coarse.now
-        self.silence_limit_seconds = self.spec.timeouts.first_byte_seconds
         connections = None if serving is None else serving.instances.get(instance_id)
         if serving is None or connections is None:
             self._try_again(UPSTREAM_UNREACHABLE, "The engine was just removed. Try again.", "instance removed")
@@ -494,23 +494,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     def _use(self, connection: UpstreamConnection) -> None:
         self._connection = connection
         connection.begin(self)
-        upload = self.upload
-        served_name = self.serving.spec.models.get(self.record.model, self.record.model)
-        priority, priority_header = self.record.priority, VLLM_PRIORITY_HEADER
-        if connection.home.spec.kind is EngineKind.SGLANG:
-            priority_header = SGLANG_PRIORITY_HEADER
-            if priority is not None:
-                priority = sglang_priority(priority, connection.home.spec.sglang)
+        instance, upload = connection.home, self.upload
+        served_name = self.serving.spec.models.get(self.model, self.model)
+        priority = None if self._sent is None else instance.told_priority(self._sent.priority)
         if upload is None:
             try:
-                body = rewrite_body(
-                    self.endpoint,
-                    self.body,
-                    self.facts,
-                    priority=priority,
-                    served_name=served_name,
-                    cache_salt=self._cache_salt,
-                )
+                body = rewrite_body(self.endpoint, self.body, self.facts, priority, served_name, self._cache_salt)
             except RequestProblem as problem:
                 self.fail(problem.problem, problem.message)
                 return
@@ -522,20 +511,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 self._upload_rewritten = True
                 upload.rewrite(served_name=served_name, ask_usage=self._strips_usage)
             content_length = upload.content_length
-        connection.write(
-            upstream_head(
-                method=self.endpoint.method,
-                path=connection.home.path_prefix + self.endpoint.path,
-                host=connection.home.host,
-                request_id=self.record.id,
-                forwarded=self.forwarded,
-                priority=priority,
-                priority_header=priority_header,
-                api_key=connection.home.spec.api_key,
-                content_length=content_length,
-            )
-            + body
-        )
+        opening = instance.opening(self.endpoint, priority)
+        connection.write(upstream_head(opening, self.forwarded, self.id, content_length, body))
         if upload is not None:
             self._send_upload(connection)
 
@@ -544,7 +521,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         connections, prompt = self.serving.instances.get(self.instance_id), self.facts.prompt
         if connections is None or prompt is None:
             return
-        served_name = self.serving.spec.models.get(self.record.model, self.record.model)
+        served_name = self.serving.spec.models.get(self.model, self.model)
         question = question_for(self.endpoint.kind, served_name, memoryview(prompt))
         if question is not None:
             self.driver.token_counter.count(connections.spec, question, self._tokens_counted)
@@ -562,19 +539,19 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     def _try_again(self, problem: Problem, message: str, detail: str) -> None:
         """Nothing came from its instance: once, try another; else answer `problem`."""
-        if self.record.retries == 0 and self._can_send_again:
+        if self._retries == 0 and self._can_send_again:
             self._excluded |= {self.instance_id}
             other = self.driver.reassigned(self, self._excluded)
             if other is not None:
                 log.info(
                     "request %s goes to %s, not %s: %s",
-                    self.record.id,
+                    self.id,
                     other,
                     self.instance_id,
                     detail,
-                    extra={"request_id": self.record.id},
+                    extra={"request_id": self.id},
                 )
-                self.record.retries += 1
+                self._retries += 1
                 self._go(self.serving, other, self.driver.clock())
                 return
         self.fail(problem, message)
@@ -595,17 +572,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     def _forget_answer(self) -> None:
         self._status = 0
-        self._head = self._stream = self._tail = None
+        self._stream = self._tail = None
 
-    def _begin(self, body: bytes, complete: bool) -> None:
+    def _begin(self, head: ResponseHeaders, body: bytes, complete: bool) -> None:
         """The first byte goes to the client: the head, and what there is of the body."""
-        head = self._head
-        assert head is not None
-        self._head = None
         self.began = True
-        self.body = b""  # it will not be sent again
-        record = self.record
-        record.first_byte_seconds = self.driver.clock() - self.arrived_at
+        self._first_byte_seconds = self.driver.clock() - self.arrived_at
         if self.facts.stateful and self._status < 300:
             self.serving.responses.answered(body, self.instance_id)
         framing = b""
@@ -620,81 +592,108 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             body = chunk(body)
         else:
             self.keep_alive = False  # the end of the connection is the end of the body
-        if self.client.is_last_answer:
+        if self.driver.draining:
             self.keep_alive = False
         if not self.keep_alive:
             framing += b"connection: close\r\n"
         elif not self.http_1_1:
             framing += b"connection: keep-alive\r\n"
-        ours = (
-            b"x-request-id: %b\r\n" % record.id.encode("ascii")
-            if record.standing is None
-            else fairshare_lines(
-                request_id=record.id,
-                pool=self.serving.spec.name,
-                standing=record.standing,
-                priority=record.priority,
-                held_seconds=record.held_seconds,
-                explanation=self._explanation,
-            )
-        )
-        self.client.write(b"%b%b%b\r\n%b" % (head.opening, ours, framing, body))
+        sent = self._sent
+        ours = b""
+        if sent is not None:
+            ours = fairshare_lines(sent.pool, sent.standing, sent.priority, sent.held_seconds, self._explanation)
+        self.write(b"%bx-request-id: %b\r\n%b%b\r\n%b" % (head.opening, self.id.encode(), ours, framing, body))
         if not complete:
+            self.body = b""  # it will not be sent again
             self.driver.first_byte(self)
 
     def _complete(self, usage: Usage | None, failure: str | None, finish_reason: str) -> None:
         """The engine has finished: the slot is free, whatever the client has read by now."""
-        if finish_reason:
-            self.record.finish_reason = finish_reason
+        status = self._status
         # An error with its own status (400, say) is the engine's answer to a wrong request, not its failure.
-        failed = self._status >= 500 or (failure is not None and self._status < 300)
+        failed = status >= 500 or (failure is not None and status < 300)
         self._end(
-            Outcome.FAILED if failed else Outcome.COMPLETED,
-            status=self._status,
-            reason=ENGINE_ERROR if failed else "",
-            detail=failure or "",
-            usage=usage,
+            _FAILED if failed else _COMPLETED,
+            status,
+            ENGINE_ERROR if failed else "",
+            failure if failed and failure is not None else "",
+            usage,
             # An error consumed nothing; an answer without a count did.
-            estimate=usage is None and self._status < 300,
+            usage is None and status < 300,
+            finish_reason,
         )
         self.client.answered(keep_alive=self.keep_alive)
 
     def _end(
         self,
         outcome: Outcome,
-        *,
         status: int,
         reason: str,
         detail: str = "",
         usage: Usage | None = None,
         estimate: bool = False,
+        finish_reason: str = "",
     ) -> None:
         """The end, exactly once: what it consumed, its record, its grant."""
-        assert not self._ended, f"request {self.record.id} ended twice"
+        assert not self._ended, f"request {self.id} ended twice"
         self._ended = True
-        record, takes_slots = self.record, self.endpoint.takes_slots
-        record.total_seconds = total_seconds = self.driver.clock() - self.arrived_at
-        record.status = status
-        record.instance_id = self.instance_id
-        if outcome is not Outcome.COMPLETED:
-            record.outcome = outcome
-            record.reason = reason
-            record.detail = detail
-        if record.sent_seconds is not None:
-            record.served_by = self.serving.spec.name
+        request, takes_slots, sent_seconds, sent = (
+            self.request,
+            self.endpoint.takes_slots,
+            self._sent_seconds,
+            self._sent,
+        )
+        standing: Standing | None = None
+        priority: int | None = None
+        held_seconds, degraded = 0.0, False
+        if sent is not None:
+            standing, priority, held_seconds, degraded = sent.standing, sent.priority, sent.held_seconds, sent.degraded
+        total_seconds = self.driver.clock() - self.arrived_at
+        estimated = False
         if usage is not None:
             self._measure(usage, total_seconds)
         elif estimate and takes_slots:
             usage = self._estimated_usage(total_seconds)
-            record.estimated = True
-        if usage is not None:
-            record.prompt_tokens = usage.prompt_tokens
-            if usage.cached_tokens:
-                record.cached_tokens = usage.cached_tokens
-            record.completion_tokens = usage.completion_tokens
-            if takes_slots:
-                record.cost_units = self.spec.cost.cost_units(usage)
-        if outcome is Outcome.FAILED:
+            estimated = True
+        else:
+            usage = NO_USAGE
+        record = RequestRecord(
+            id=self.id,
+            endpoint=self.endpoint.path,
+            key_id=self.key_id,
+            team=request.team,
+            pool=self.spec.name,
+            served_by="" if sent_seconds is None else self.serving.spec.name,
+            instance_id=self.instance_id,
+            model=self.model,
+            service_class=request.service_class,
+            standing=standing,
+            priority=priority,
+            slots=request.slots if takes_slots else 0,
+            stream=self.facts.stream,
+            arrived_at=self.arrived_wall_at,
+            sent_seconds=sent_seconds,
+            first_byte_seconds=self._first_byte_seconds,
+            total_seconds=total_seconds,
+            held_seconds=held_seconds,
+            added_seconds=self._added_seconds,
+            outcome=outcome,
+            status=status,
+            reason=reason,
+            detail=detail,
+            trace=self.trace,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            cost_units=self.spec.cost.cost_units(usage) if takes_slots else 0.0,
+            finish_reason=finish_reason,
+            degraded=degraded,
+            estimated=estimated,
+            recalls=self._recalls,
+            wasted_slot_seconds=self._wasted_slot_seconds,
+            retries=self._retries,
+        )
+        if outcome is _FAILED:
             log.warning(
                 "request %s to %s failed: %s %s",
                 record.id,
@@ -709,22 +708,22 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     def _measure(self, usage: Usage, total_seconds: float) -> None:
         """Learn from a request whose tokens the engine counted."""
-        sent_seconds = self.record.sent_seconds
+        sent_seconds = self._sent_seconds
         if usage.completion_tokens and sent_seconds is not None:
             slot_seconds = self.request.slots * (total_seconds - sent_seconds)
             self.serving.tokens_per_slot_second(self.instance_id).add(usage.completion_tokens, slot_seconds)
             if self._stream is not None:
-                self.home.bytes_per_token(self.record.model).add(self._stream.text_bytes, usage.completion_tokens)
+                self.home.bytes_per_token(self.model).add(self._stream.text_bytes, usage.completion_tokens)
 
     def _estimated_usage(self, total_seconds: float) -> Usage:
         """What it consumed, when the engine's count never came (the one place where tokens are estimated)."""
         generated = 0.0
         if self._stream is not None:
-            by_text = self._stream.text_bytes / self.home.bytes_per_token(self.record.model).value
+            by_text = self._stream.text_bytes / self.home.bytes_per_token(self.model).value
             generated = max(self._stream.events, by_text)
-        elif not self.facts.stream and self.record.sent_seconds is not None:
+        elif not self.facts.stream and self._sent_seconds is not None:
             per_second = self.serving.tokens_per_slot_second(self.instance_id).value
-            generated = (total_seconds - self.record.sent_seconds) * per_second * self.request.slots
+            generated = (total_seconds - self._sent_seconds) * per_second * self.request.slots
         if self.facts.max_tokens is not None:
             generated = min(generated, max(0, self.facts.max_tokens) * self.request.slots)
         return Usage(self.facts.estimated_prompt_tokens, 0, round(generated))

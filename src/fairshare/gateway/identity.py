@@ -13,6 +13,8 @@ from typing import Protocol
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.options import Level, TeamSpec
 
+_TEAM = Level.TEAM
+
 KEY_PREFIX = "fs-"
 KEY_RANDOM_BYTES = 32
 
@@ -36,13 +38,9 @@ class Identity:
 
     def team_at(self, level: Level) -> str:
         """Whom a pool counts it for; its team, where it has nothing at that level."""
-        match level:
-            case Level.TEAM:
-                return self.team
-            case Level.ORGANISATION:
-                return self.organisation or self.team
-            case Level.PROJECT:
-                return self.project or self.team
+        if level is _TEAM:
+            return self.team
+        return (self.organisation if level is Level.ORGANISATION else self.project) or self.team
 
 
 class Directory(Protocol):

@@ -277,6 +277,7 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 """Every metric, for the scrape, the reference page and its test."""
 
+_COMPLETED = Outcome.COMPLETED
 _CODES = {status: str(status) for status in (0, *range(100, 600))}
 _CLASSES = tuple(each.name.lower() for each in ServiceClass)
 
@@ -327,8 +328,11 @@ class _Waits:
         """A request that was sent has ended. Written out four times: calls would cost more than what they do."""
         held, added, total = self.held, self.added, self.total
         seconds = record.held_seconds
-        held.counts[bisect_left(HELD_BUCKETS_SECONDS, seconds)] += 1
-        held.sum += seconds
+        if seconds:
+            held.counts[bisect_left(HELD_BUCKETS_SECONDS, seconds)] += 1
+            held.sum += seconds
+        else:
+            held.counts[0] += 1
         seconds = record.added_seconds
         added.counts[bisect_left(ADDED_BUCKETS_SECONDS, seconds)] += 1
         added.sum += seconds
@@ -397,7 +401,7 @@ class Metrics:
         said = (record.pool, record.team, record.service_class, record.standing, record.status)
         series = self._series_of.get(said) or self._series(*said)
         series.count += 1
-        if record.outcome is not Outcome.COMPLETED or record.status >= 500:
+        if record.outcome is not _COMPLETED or record.status >= 500:
             reason = _failure(record)
             if reason:
                 failure = (record.pool if record.pool in self._pools else "", reason)
@@ -407,7 +411,8 @@ class Metrics:
             waits.observe(record)
             consumed = series.consumed
             consumed.prompt_tokens += record.prompt_tokens
-            consumed.cached_tokens += record.cached_tokens
+            if record.cached_tokens:
+                consumed.cached_tokens += record.cached_tokens
             consumed.completion_tokens += record.completion_tokens
             consumed.cost_units += record.cost_units
 

@@ -22,6 +22,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
 
+import msgspec
+
 CASES = 20
 """Guilty cases before anything is said."""
 
@@ -51,8 +53,7 @@ MOST_LAZIER = 100
 """So many of the lazier requests are followed in one case, the first sent first; more would only cost time."""
 
 
-@dataclass(slots=True, eq=False)
-class _Sent:
+class _Sent(msgspec.Struct, eq=False, gc=False):
     """A request that an engine has and has not finished."""
 
     instance_id: str
@@ -83,7 +84,7 @@ class _Instance:
     """Of requests that have answered and not ended: they run."""
     pending_slots: int = 0
     pending: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
-    """Sent and without a first byte, in the order in which they were sent."""
+    """Streams that were sent and have no first byte, in the order in which they were sent."""
     streams_pending: Counter[int] = field(default_factory=Counter[int])
     """Priority → how many of them are streamed."""
     case: _Case | None = None
@@ -92,9 +93,9 @@ class _Instance:
     """Team → (prompt size, seconds to the first byte) of its requests that were sent while seats were free."""
 
     def no_longer_pending(self, request_id: str, request: _Sent) -> None:
-        del self.pending[request_id]
         self.pending_slots -= request.slots
         if request.streaming:
+            del self.pending[request_id]
             self.streams_pending[request.priority] -= 1
             if not self.streams_pending[request.priority]:
                 del self.streams_pending[request.priority]
@@ -117,7 +118,6 @@ class PriorityWatch:
     def sent(
         self,
         request_id: str,
-        *,
         instance_id: str,
         team: str,
         priority: int,
@@ -131,24 +131,18 @@ class PriorityWatch:
         if instance is None or instance.seats is None:
             return
         seats = instance.seats
-        request = _Sent(
-            instance_id=instance_id,
-            team=team,
-            priority=priority,
-            slots=slots,
-            prompt_size=prompt_size,
-            streaming=streaming,
-            sent_at=now,
-            unhindered=instance.answered_slots + instance.pending_slots + slots <= seats,
-        )
-        self._judge_if_due(instance, now)
-        if streaming and instance.case is None and len(instance.unhindered.get(team, ())) >= UNHINDERED_SAMPLES:
-            self._open_case(instance, request, seats)
+        pending_slots = instance.pending_slots + slots
+        unhindered = instance.answered_slots + pending_slots <= seats
+        request = _Sent(instance_id, team, priority, slots, prompt_size, streaming, now, unhindered)
         self._sent[request_id] = request
-        instance.pending[request_id] = request
-        instance.pending_slots += slots
+        if instance.case is not None:
+            self._judge_if_due(instance, now)
         if streaming:
+            if instance.case is None and len(instance.unhindered.get(team, ())) >= UNHINDERED_SAMPLES:
+                self._open_case(instance, request, seats)
+            instance.pending[request_id] = request
             instance.streams_pending[priority] += 1
+        instance.pending_slots = pending_slots
 
     def first_byte(self, request_id: str, *, now: float) -> None:
         """Something of its answer came from the engine."""
@@ -212,7 +206,7 @@ class PriorityWatch:
         count = sum(count for priority, count in instance.streams_pending.items() if priority > urgent.priority)
         if count - may_be_computing < LEAST_WAITING:
             return
-        lazier = (sent for sent in instance.pending.values() if sent.streaming and sent.priority > urgent.priority)
+        lazier = (sent for sent in instance.pending.values() if sent.priority > urgent.priority)
         instance.case = _Case(
             urgent=urgent, lazier=list(islice(lazier, MOST_LAZIER)), may_be_computing=may_be_computing
         )

@@ -16,10 +16,18 @@ from urllib.parse import urlsplit
 import httptools
 
 from fairshare.gateway.engine_http import Failure
-from fairshare.gateway.options import InstanceSpec
+from fairshare.gateway.kinds import sglang_priority
+from fairshare.gateway.options import EngineKind, InstanceSpec
 from fairshare.gateway.ports import CoarseTime, Counters
 from fairshare.gateway.tls import engine_context
-from fairshare.wire.headers import ResponseHeaders, read_response_headers
+from fairshare.wire.endpoints import Endpoint
+from fairshare.wire.headers import (
+    SGLANG_PRIORITY_HEADER,
+    VLLM_PRIORITY_HEADER,
+    ResponseHeaders,
+    read_response_headers,
+    upstream_opening,
+)
 from fairshare.wire.known_head import HeadMemory
 
 log = logging.getLogger("fairshare.gateway")
@@ -65,8 +73,9 @@ class Listener(Protocol):
         """
         ...
 
-    def chunk_came(self, head: ResponseHeaders, payload: bytes, framed: bytes) -> None:
-        """One whole chunk of the body came, and nothing else; `framed` is it with its frame (RFC 9112, 7.1)."""
+    def chunk_came(self, framed: bytes) -> bool:
+        """What came begins where a chunk may begin. True: it is one whole chunk, with its frame, and was relayed as it
+        is. False: nothing was done with it."""
         ...
 
     def lost(self, loss: Loss, *, anything_came: bool, reused: bool, detail: str) -> None:
@@ -174,8 +183,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
         self.connection_lost(None)
 
-    @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     # --- asyncio.Protocol
@@ -212,12 +220,11 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._between_chunks:
             # What a stream consists of. The parser need not see it: it is between two chunks before and after.
-            size, _, rest = data.partition(b"\r\n")
-            if size == b"%x" % (len(rest) - 2) and len(rest) > 2 and rest.endswith(b"\r\n"):
-                try:
-                    listener.chunk_came(self._head, rest[:-2], data)
-                except Exception:
-                    self._fault(listener)
+            try:
+                if listener.chunk_came(data):
+                    return
+            except Exception:
+                self._fault(listener)
                 return
         if not self._head_complete:
             if not self._head_bytes and not self.sending:
@@ -357,6 +364,8 @@ class InstanceConnections:
         """What the `host` header says."""
         self._host = url.hostname
         self._tls = url.scheme == "https"
+        self._openings: dict[tuple[str, int | None], bytes] = {}
+        self._sglang = spec.sglang if spec.kind is EngineKind.SGLANG else None
         self._port = url.port or (443 if self._tls else 80)
         self.known_head = HeadMemory[ResponseHeaders]()
         self._unreachable = unreachable
@@ -373,11 +382,29 @@ class InstanceConnections:
     def id(self) -> str:
         return self.spec.id
 
+    def told_priority(self, priority: int | None) -> int | None:
+        """What this kind of engine is told for our priority; None: nothing."""
+        return priority if priority is None or self._sglang is None else sglang_priority(priority, self._sglang)
+
+    def opening(self, endpoint: Endpoint, priority: int | None) -> bytes:
+        """The first lines of a request to it, with a priority that `told_priority` gave."""
+        opening = self._openings.get((endpoint.path, priority))
+        if opening is None:
+            opening = self._openings[endpoint.path, priority] = upstream_opening(
+                method=endpoint.method,
+                path=self.path_prefix + endpoint.path,
+                host=self.host,
+                priority=priority,
+                priority_header=VLLM_PRIORITY_HEADER if self._sglang is None else SGLANG_PRIORITY_HEADER,
+                api_key=self.spec.api_key,
+            )
+        return opening
+
     def take(self) -> UpstreamConnection | None:
         """An idle connection, the one used last; None: there is none, `connect`."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.is_usable():
                 return connection
         return None
 
@@ -449,7 +476,7 @@ class InstanceConnections:
         for connection in self._idle:
             if connection.idle_since < idle_since_before:
                 connection.abort()
-            elif connection.usable:
+            elif connection.is_usable():
                 kept.append(connection)
         self._idle = kept
 

@@ -12,6 +12,8 @@ spacing arrive as they were sent.
 """
 
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -20,6 +22,9 @@ from msgspec import UNSET, Raw, UnsetType
 from fairshare.core.priority import ServiceClass
 from fairshare.wire.endpoints import Endpoint, Kind
 from fairshare.wire.problems import INVALID_REQUEST, RequestProblem
+
+PREPARED = 1024
+"""Members to add to bodies that are kept ready, those used last."""
 
 MAX_SLOTS = 16_384
 """Most sequences that one request may ask for: vLLM's own bound on `n` (`VLLM_MAX_N_SEQUENCES`)."""
@@ -158,24 +163,7 @@ def inspect_body(endpoint: Endpoint, body: bytes) -> BodyFacts:
     understand is wrong. Everything else is the engine's to judge.
     """
     try:
-        match endpoint.kind:
-            case Kind.CHAT:
-                return _chat_facts(_decode_chat(body), body)
-            case Kind.COMPLETION:
-                return _completion_facts(_decode_completion(body), body)
-            case Kind.RESPONSES:
-                return _responses_facts(_decode_responses(body), body)
-            case Kind.MESSAGES:
-                return _messages_facts(_decode_messages(body), body)
-            case Kind.EMBEDDING:
-                return _embedding_facts(_decode_embedding(body), body)
-            case Kind.RERANK:
-                return _rerank_facts(_decode_rerank(body), body)
-            case Kind.SCORE:
-                return _score_facts(_decode_score(body), body)
-            case Kind.TOKENS | Kind.AUDIO | Kind.MODELS:
-                common = _decode_common(body)
-                return BodyFacts(model=_model(common.model), has_priority=common.priority is not UNSET)
+        return _READERS[endpoint.kind](body)
     except msgspec.DecodeError as error:
         raise _not_an_object(error) from None
     except RecursionError:
@@ -186,7 +174,6 @@ def rewrite_body(
     endpoint: Endpoint,
     body: bytes,
     facts: BodyFacts,
-    *,
     priority: int | None,
     served_name: str | None = None,
     cache_salt: str | None = None,
@@ -198,7 +185,7 @@ def rewrite_body(
     Everything else keeps its bytes. Raises `RequestProblem` if the top level cannot be written anew.
     """
     rename = served_name is not None and served_name != facts.model
-    ask_usage = asks_usage(endpoint, facts)
+    ask_usage = facts.stream and asks_usage(endpoint, facts)
     if not endpoint.priority_in_body:
         priority = None
     salts_anew = cache_salt is not None and facts.cache_salt is not UNSET
@@ -210,17 +197,19 @@ def rewrite_body(
             stream_options=usage_asked(facts.stream_options) if ask_usage else None,
             cache_salt=cache_salt,
         )
-    # A model was named, so the object has a member, and a comma is right before ours.
-    if priority is None:
-        addition = b',"stream_options":{"include_usage":true}}' if ask_usage else b""
-    elif ask_usage:
-        addition = b',"priority":%d,"stream_options":{"include_usage":true}}' % priority
-    else:
-        addition = b',"priority":%d}' % priority
-    if cache_salt is not None:
-        addition = b',"cache_salt":"%b"' % cache_salt.encode() + (addition or b"}")
+    if priority is None and not ask_usage and cache_salt is None:
+        return body
     # After a valid object only white space follows its last brace.
-    return body[: body.rindex(b"}")] + addition if addition else body
+    return body[: body.rindex(b"}")] + _added_members(priority, ask_usage, cache_salt)
+
+
+@lru_cache(PREPARED)
+def _added_members(priority: int | None, ask_usage: bool, cache_salt: str | None) -> bytes:
+    """Our members, and the brace that ends the object. It names a model, so a comma is right before ours."""
+    added = b"" if cache_salt is None else b',"cache_salt":"%b"' % cache_salt.encode()
+    if priority is not None:
+        added += b',"priority":%d' % priority
+    return added + (b',"stream_options":{"include_usage":true}}' if ask_usage else b"}")
 
 
 def asks_usage(endpoint: Endpoint, facts: BodyFacts) -> bool:
@@ -262,7 +251,8 @@ def _rewrite_members(
     return _encode(members)
 
 
-def _chat_facts(fields: _Chat, body: bytes) -> BodyFacts:
+def _chat_facts(body: bytes) -> BodyFacts:
+    fields = _decode_chat(body)
     messages = fields.messages
     facts = BodyFacts(
         model=_model(fields.model),
@@ -283,7 +273,8 @@ def _chat_facts(fields: _Chat, body: bytes) -> BodyFacts:
     return facts
 
 
-def _completion_facts(fields: _Completion, body: bytes) -> BodyFacts:
+def _completion_facts(body: bytes) -> BodyFacts:
+    fields = _decode_completion(body)
     prompt = fields.prompt
     prompts, tokens = _prompts(prompt, body)
     if isinstance(fields.prompt_embeds, Raw):
@@ -308,7 +299,8 @@ def _completion_facts(fields: _Completion, body: bytes) -> BodyFacts:
     return facts
 
 
-def _responses_facts(fields: _Responses, body: bytes) -> BodyFacts:
+def _responses_facts(body: bytes) -> BodyFacts:
+    fields = _decode_responses(body)
     # OpenAI's default of `store` is true, and vLLM's too, so only an explicit false is known to leave nothing.
     stateful = (
         flag(fields.store, "store")
@@ -330,7 +322,8 @@ def _responses_facts(fields: _Responses, body: bytes) -> BodyFacts:
     )
 
 
-def _messages_facts(fields: _Messages, body: bytes) -> BodyFacts:
+def _messages_facts(body: bytes) -> BodyFacts:
+    fields = _decode_messages(body)
     return BodyFacts(
         model=_model(fields.model),
         stream=flag(fields.stream, "stream"),
@@ -343,7 +336,8 @@ def _messages_facts(fields: _Messages, body: bytes) -> BodyFacts:
     )
 
 
-def _embedding_facts(fields: _Embedding, body: bytes) -> BodyFacts:
+def _embedding_facts(body: bytes) -> BodyFacts:
+    fields = _decode_embedding(body)
     prompts, tokens = _prompts(fields.input, body)
     # vLLM takes conversations too: a list of messages is one, a list of such lists is several.
     conversations, _ = _prompts(fields.messages, body)
@@ -357,7 +351,8 @@ def _embedding_facts(fields: _Embedding, body: bytes) -> BodyFacts:
     )
 
 
-def _rerank_facts(fields: _Rerank, body: bytes) -> BodyFacts:
+def _rerank_facts(body: bytes) -> BodyFacts:
+    fields = _decode_rerank(body)
     return BodyFacts(
         model=_model(fields.model),
         slots=_slots(_length(fields.documents), "documents"),
@@ -368,7 +363,8 @@ def _rerank_facts(fields: _Rerank, body: bytes) -> BodyFacts:
     )
 
 
-def _score_facts(fields: _Score, body: bytes) -> BodyFacts:
+def _score_facts(body: bytes) -> BodyFacts:
+    fields = _decode_score(body)
     # One side may be a single text that is scored against each of the other.
     pairs = max(
         _length(side)
@@ -390,6 +386,25 @@ def _score_facts(fields: _Score, body: bytes) -> BodyFacts:
         has_priority=fields.priority is not UNSET,
         cache_salt=fields.cache_salt,
     )
+
+
+def _common_facts(body: bytes) -> BodyFacts:
+    fields = _decode_common(body)
+    return BodyFacts(model=_model(fields.model), has_priority=fields.priority is not UNSET)
+
+
+_READERS: dict[Kind, Callable[[bytes], BodyFacts]] = {
+    Kind.CHAT: _chat_facts,
+    Kind.COMPLETION: _completion_facts,
+    Kind.RESPONSES: _responses_facts,
+    Kind.MESSAGES: _messages_facts,
+    Kind.EMBEDDING: _embedding_facts,
+    Kind.RERANK: _rerank_facts,
+    Kind.SCORE: _score_facts,
+    Kind.TOKENS: _common_facts,
+    Kind.AUDIO: _common_facts,
+    Kind.MODELS: _common_facts,
+}
 
 
 def _read_stream_options(options: object, facts: BodyFacts) -> None:
@@ -437,7 +452,7 @@ def flag(value: object, name: str) -> bool:
 def whole(value: object) -> int | None:
     """An int as pydantic reads it (3, 3.0, "3", true), or None if it is none."""
     if isinstance(value, int):
-        return int(value)
+        return value if type(value) is int else int(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     if isinstance(value, str) and len(value) <= 32:

@@ -183,46 +183,45 @@ def request_id(client: bytes | None, make: Callable[[], str]) -> str:
     return make()
 
 
-def upstream_head(
+def upstream_opening(
     *,
     method: str,
     path: str,
     host: bytes,
-    request_id: str,
-    forwarded: bytes = b"",
     priority: int | None = None,
     priority_header: bytes = VLLM_PRIORITY_HEADER,
     api_key: str | None = None,
-    content_length: int | None = None,
 ) -> bytes:
-    """The head of a request to an engine.
+    """The lines that are the same for many requests to an engine.
 
-    `priority` None: no priority at all. `api_key`: the engine's own, never a client's. `content_length` None: the
-    body comes in chunks (with `method` GET: there is none). Asks for no compression, since usage is read on the way.
+    `priority` None: no priority at all. `api_key`: the engine's own, never a client's. Asks for no compression, since
+    usage is read on the way.
     """
-    opening = _opening(method, path, host, priority, priority_header, api_key)
-    if content_length is not None:
-        return b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-            opening,
-            forwarded,
-            request_id.encode(),
-            content_length,
-        )
-    framing = b"" if method == "GET" else b"transfer-encoding: chunked\r\n"
-    return b"%b%bx-request-id: %b\r\n%b\r\n" % (opening, forwarded, request_id.encode(), framing)
-
-
-@lru_cache(PREPARED)
-def _opening(
-    method: str, path: str, host: bytes, priority: int | None, priority_header: bytes, api_key: str | None
-) -> bytes:
-    """The lines that are the same for many requests to an instance."""
     lines = [f"{method} {path} HTTP/1.1".encode(), b"host: " + host, b"accept-encoding: identity"]
     if priority is not None:
         lines.append(b"%b: %d" % (priority_header, priority))
     if api_key is not None:
         lines.append(b"authorization: Bearer " + api_key.encode())
     return b"\r\n".join([*lines, b""])
+
+
+def upstream_head(
+    opening: bytes, forwarded: bytes, request_id: str, content_length: int | None, body: bytes = b""
+) -> bytes:
+    """The head of a request to an engine, and what is known of its body.
+
+    `opening`: of `upstream_opening`. `content_length` None: the body comes in chunks (with `GET`: there is none).
+    """
+    if content_length is not None:
+        return b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            opening,
+            forwarded,
+            request_id.encode(),
+            content_length,
+            body,
+        )
+    framing = b"" if opening.startswith(b"GET ") else b"transfer-encoding: chunked\r\n"
+    return b"%b%bx-request-id: %b\r\n%b\r\n" % (opening, forwarded, request_id.encode(), framing)
 
 
 class ResponseHeaders(msgspec.Struct, kw_only=True, gc=False):
@@ -282,27 +281,19 @@ def status_line(status: int) -> bytes:
 
 
 def fairshare_lines(
-    *,
-    request_id: str,
-    pool: str,
-    standing: Standing,
-    priority: int | None,
-    held_seconds: float,
-    explanation: bytes = b"",
+    pool: str, standing: Standing, priority: int | None, held_seconds: float, explanation: bytes = b""
 ) -> bytes:
     """Our header lines on every relayed response; `explanation` (ASCII) only where there is something to explain."""
-    lines = b"x-request-id: %b\r\n%bx-fairshare-held-ms: %d\r\n" % (
-        request_id.encode(),
-        _standing_lines(pool, standing, priority),
-        round(held_seconds * 1000),
-    )
+    lines = _standing_lines(pool, standing, priority, round(held_seconds * 1000) if held_seconds else 0)
     return lines + b"x-fairshare-explain: %b\r\n" % explanation if explanation else lines
 
 
 @lru_cache(PREPARED)
-def _standing_lines(pool: str, standing: Standing, priority: int | None) -> bytes:
+def _standing_lines(pool: str, standing: Standing, priority: int | None, held_milliseconds: int) -> bytes:
     lines = f"x-fairshare-pool: {pool}\r\nx-fairshare-standing: {standing.value}\r\n"
-    return (lines if priority is None else f"{lines}x-fairshare-priority: {priority}\r\n").encode()
+    if priority is not None:
+        lines += f"x-fairshare-priority: {priority}\r\n"
+    return f"{lines}x-fairshare-held-ms: {held_milliseconds}\r\n".encode()
 
 
 def problem_response(

@@ -7,6 +7,7 @@ did not ask for.
 """
 
 import re
+from functools import lru_cache
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -24,6 +25,9 @@ _ORDINARY_ENDS = (
 """How the event of one generated piece ends (vLLM 0.32 chat and completions; older ones). Such an event has a choice,
 so it is not the usage event; it is not finished, so not aborted; and errors have no choices."""
 
+_FRAMED_ENDS = tuple(end + b"\r\n" for end in _ORDINARY_ENDS)
+"""The same at the end of a chunk with its frame (RFC 9112, 7.1)."""
+
 _MARK = re.compile(rb'"(?:usage|error|abort|message_stop|finish_reason"\s*:\s*)"')
 
 _EOL = rb"(?:\r\n|\n|\r(?!\n))"
@@ -38,6 +42,20 @@ _TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text", "thinking", "
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 _LAST_TYPES = frozenset({"message_stop", "response.completed", "response.failed", "response.incomplete"})
+
+
+@lru_cache(4096)
+def _chunk_size_line(framed_bytes: int) -> bytes:
+    """The first line of a chunk that has so many bytes with its frame, as engines write it.
+
+    Where no chunk has so many, a line feed, with which none begins.
+    """
+    for digits in range(1, 9):
+        payload_bytes = framed_bytes - digits - 4
+        line = b"%x\r\n" % max(0, payload_bytes)
+        if payload_bytes > 0 and len(line) == digits + 2:
+            return line
+    return b"\n"
 
 
 class StreamTail:
@@ -92,6 +110,22 @@ class StreamTail:
     def text_bytes(self) -> int:
         """Bytes of generated text that went by, about: all bytes less what surrounds the text of a typical event."""
         return max(0, self._event_bytes - self.events * self._envelope_bytes)
+
+    def passes(self, framed: bytes) -> bool:
+        """Whether this is one whole chunk with its frame (RFC 9112, 7.1) that may be relayed as it came.
+
+        It may if its payload is one ordinary event, as nearly all are; it is counted then. Else nothing is done with
+        it: `feed` the payload of whatever it is.
+        """
+        if self._fast and framed.endswith(_FRAMED_ENDS):
+            size = len(framed)
+            size_line = _chunk_size_line(size)
+            # One line, so one event: its first line feed is the one before the last byte.
+            if framed.startswith(size_line) and framed.find(b"\n", len(size_line)) == size - 4:
+                self.events += 1
+                self._event_bytes += size - len(size_line) - 2
+                return True
+        return False
 
     def feed(self, chunk: bytes) -> bytes:
         """What to relay of the next piece of the stream, now. Empty: nothing yet."""

@@ -237,7 +237,8 @@ def read_answer(body: bytes | bytearray) -> tuple[Usage | None, str | None, str]
     prompt, details = plain.prompt_tokens, plain.prompt_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
     finish_reason = answer.choices[-1].finish_reason if answer.choices else None
-    return Usage(prompt, min(cached, prompt), plain.completion_tokens or 0), None, finish_reason or ""
+    usage = Usage(prompt, cached if cached < prompt else prompt, plain.completion_tokens or 0)
+    return usage, None, finish_reason or ""
 
 
 class AnswerTail:
