@@ -248,16 +248,12 @@ def test_at_an_instance_that_takes_nothing_new_no_lent_slot_serves() -> None:
     site.lend("one", "search", 3)
     replica.instance_changed("chat", Instance(id="a", part_slots=8, seats=16, accepting=False))
     replica.released("runs", 1.0)
-    places = {send.instance_id for number in range(3) for send in site.submit("one", str(number)) if _sends(send)}
-    assert places == {"b"}
+    sends = [send for number in range(3) for send in site.submit("one", str(number)) if isinstance(send, Send)]
+    assert {send.instance_id for send in sends} == {"b"}
     replica.instance_removed("chat", "b")
     for number in range(3):
         replica.released(str(number), 1.0)
     assert site.submit("one", "next") == []
-
-
-def _sends(decision: Decision) -> bool:
-    return isinstance(decision, Send)
 
 
 def test_a_lent_slot_is_not_taken_for_a_grant_that_leaked_whatever_it_serves() -> None:
