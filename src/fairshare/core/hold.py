@@ -87,7 +87,9 @@ class HoldQueue:
         self._pool = pool
         self._pool_name = pool.name
         self._instances = InstanceTable(instances)
-        self._guests: tuple[ref[HoldQueue], ...] = ()
+        self._alone: set[HoldQueue] = {self}
+        """For weak references to this queue: a compiled class cannot have any."""
+        self._guests: tuple[ref[set[HoldQueue]], ...] = ()
         """The queues that fall back on this one. One that a reload removed is gone when its last request has ended."""
         self._fallback: HoldQueue | None = None
         self._teams: dict[str, TeamQueue] = {}
@@ -149,10 +151,10 @@ class HoldQueue:
         if fallback is not self._fallback:
             if self._fallback is not None:
                 self._fallback._guests = tuple(
-                    ref(guest) for guest in self._fallback._live_guests() if guest is not self
+                    ref(guest._alone) for guest in self._fallback._live_guests() if guest is not self
                 )
             if fallback is not None:
-                fallback._guests = (*map(ref, fallback._live_guests()), ref(self))
+                fallback._guests = (*(ref(guest._alone) for guest in fallback._live_guests()), ref(self._alone))
             self._fallback = fallback
         for entry in self._held.values():
             entry.too_late_at = self._too_late_at(entry)
@@ -484,7 +486,7 @@ class HoldQueue:
         return any(guest._held or guest._changed for guest in self._live_guests())
 
     def _live_guests(self) -> "list[HoldQueue]":
-        return [guest for known in self._guests if (guest := known()) is not None]
+        return [guest for known in self._guests for guest in known() or ()]
 
     def _hold(self, team: TeamQueue, entry: Entry, now: float) -> None:
         entry.held_since = now
@@ -587,16 +589,16 @@ class HoldQueue:
             self._credit_due(now)
         while self._instances.accepting:
             if self._turn_waiters.priorities and self._turn_is_free(now):
-                waiting, kind = self._turn_waiters, SendKind.TURN
+                name, kind = self._some(self._turn_waiters), SendKind.TURN
             elif not self._has_room():
                 break
             elif self._wide_owed.priorities:
-                waiting, kind = self._wide_owed, SendKind.WIDE
+                name, kind = self._some(self._wide_owed), SendKind.WIDE
             elif self._borrowers.priorities:
-                waiting, kind = self._borrowers, SendKind.BORROWER
+                name, kind = self._some(self._borrowers), SendKind.BORROWER
             else:
                 break
-            team = self._teams[self._some(waiting)]
+            team = self._teams[name]
             self._send_held(team, self._next_entry(team), kind, now, decisions)
             self._refresh_changed(now, decisions)
             if self._wide_due.priorities:
@@ -620,8 +622,8 @@ class HoldQueue:
                 break
             self._send_held(team, entry, SendKind.OWNER if fits else SendKind.BORROWER, now, decisions)
         for name in self._changed:
-            if (team := self._teams.get(name)) is not None:
-                self._forget_if_idle(team)
+            if (changed := self._teams.get(name)) is not None:
+                self._forget_if_idle(changed)
         self._changed.clear()
 
     def _fits(self, team: TeamQueue, slots: int) -> bool:

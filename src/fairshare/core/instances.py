@@ -227,11 +227,11 @@ class InstanceTable:
         if best is None or not preferred:
             return best
         for instance_id in preferred:
-            load = self._loads.get(instance_id)
-            if load is None or not load.accepting or load.taken_slots >= load.part_slots or instance_id in excluding:
+            other = self._loads.get(instance_id)
+            if other is None or not other.accepting or other.taken_slots >= other.part_slots or instance_id in excluding:
                 continue
-            if load.part_of(team) <= smallest + max(PREFIX_SLACK, 1 / load.part_slots):
-                return load
+            if other.part_of(team) <= smallest + max(PREFIX_SLACK, 1 / other.part_slots):
+                return other
         return best
 
     def emptiest_by_seats(self, excluding: frozenset[str] = frozenset()) -> InstanceLoad | None:

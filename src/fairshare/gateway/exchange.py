@@ -503,7 +503,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             except RequestProblem as problem:
                 self.fail(problem.problem, problem.message)
                 return
-            content_length = len(body)
+            content_length: int | None = len(body)
         else:
             body = b""
             if not self._upload_rewritten:

@@ -339,11 +339,11 @@ class _Waits:
         seconds = record.total_seconds
         total.counts[bisect_left(TOTAL_BUCKETS_SECONDS, seconds)] += 1
         total.sum += seconds
-        seconds = record.first_byte_seconds
-        if seconds is not None:
+        first_byte_seconds = record.first_byte_seconds
+        if first_byte_seconds is not None:
             first_byte = self.first_byte
-            first_byte.counts[bisect_left(FIRST_BYTE_BUCKETS_SECONDS, seconds)] += 1
-            first_byte.sum += seconds
+            first_byte.counts[bisect_left(FIRST_BYTE_BUCKETS_SECONDS, first_byte_seconds)] += 1
+            first_byte.sum += first_byte_seconds
 
 
 class _Series:
