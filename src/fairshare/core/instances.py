@@ -228,7 +228,12 @@ class InstanceTable:
             return best
         for instance_id in preferred:
             other = self._loads.get(instance_id)
-            if other is None or not other.accepting or other.taken_slots >= other.part_slots or instance_id in excluding:
+            if (
+                other is None
+                or not other.accepting
+                or other.taken_slots >= other.part_slots
+                or instance_id in excluding
+            ):
                 continue
             if other.part_of(team) <= smallest + max(PREFIX_SLACK, 1 / other.part_slots):
                 return other
