@@ -1,5 +1,14 @@
-"""Replicas in virtual time keep every promise under every fault; and faults planted in them are found."""
+"""Replicas in virtual time keep every promise under every fault; and faults planted in them are found.
 
+Each planted fault has runs of its own that bring about what it needs. The plain seeds of `make test` find them too;
+`PLAIN_SEEDS=160 .venv/bin/python -m pytest -s -k finds tests/replicas/test_simulated.py` says by which first. When this
+was written: 0 charges counted again, charges not announced, a silent replica that is not counted, phantoms that stay,
+replicas alone over the whole pool, an estate without what was counted; 5 a store without the fence, an owner that does
+not look at the clock; 13 a lease counted from its answer; 30 one trusted to its end; 42 a seat that a late recall
+keeps; 92 decisions that arrive after the next owner.
+"""
+
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,8 +23,8 @@ from fairshare.replicas.owner import Owner, Session
 from fairshare.replicas.replica import Replica
 from replicas.simulated.world import BrokenPromise, Plan, World, plan_of
 
-SEEDS = 12
-"""What `make test` has time for; `make simulate-ha SEEDS=...` runs more."""
+SEEDS = 160
+"""What `make test` has time for (a third of a second each); `make simulate-ha SEEDS=...` runs more."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -63,12 +72,15 @@ def test_a_rolling_restart_hands_the_lease_over_without_a_degraded_moment_or_a_f
 
 def found(plan: Plan, seeds: int = 12, prepare: Callable[[World], None] = lambda world: None) -> str:
     """What the first run says that finds the planted fault."""
-    for seed in range(seeds):
-        world = World(seed, plan)
-        prepare(world)
+    plain = os.environ.get("PLAIN_SEEDS")
+    for seed in range(int(plain) if plain else seeds):
+        world = World(seed, replace(plan_of(seed), fenced=plan.fenced) if plain else plan)
+        if not plain:
+            prepare(world)
         try:
             world.run()
         except BrokenPromise as broken:
+            print(f"seed {seed}: {broken}")
             return str(broken)
     raise AssertionError(f"{seeds} runs did not find it")
 

@@ -53,11 +53,6 @@ class Call:
         """Whose decision it was, if not."""
         self.instance_id = ""
 
-    @property
-    def is_within_share(self) -> bool:
-        """Whether it runs within share. Not guests: whether one is, is decided by whole slots, without turns."""
-        return self.place == "sent" and self.standing is Standing.WITHIN_SHARE and not self.is_guest
-
 
 class Node:
     """One life of one process. It is its own shell: the `Ports` of its member."""
@@ -346,10 +341,6 @@ class Node:
         self.world.served += 1
         self.world.note(self, "ends", call.request.id)
         self.carry_out(self.member.queue(call.pool).released(call.request.id, cost_units))
-
-    def degraded_slots(self) -> int:
-        """Within-share slots of what it sent without an owner and what has not ended."""
-        return sum(call.degraded and call.is_within_share for call in self.calls.values())
 
     def charged_up_to(self, number: int) -> Mapping[str, float]:
         """Team → what its first `number` requests that ended here consumed."""

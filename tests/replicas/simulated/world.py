@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fairshare.core.priority import ServiceClass
+from fairshare.core.priority import ServiceClass, Standing
 from fairshare.replicas.lease import LeaseOptions
 from fairshare.replicas.member import MemberOptions
 from fairshare.replicas.owner import OwnerOptions
@@ -90,7 +90,8 @@ class World:
         """Replicas that had announced themselves when the owner of `epoch` began to decide."""
         self.epoch = 0
         """Of the newest owner that decides (it has gathered)."""
-        self.unowned_seconds = 0.0
+        self.checked_sums: tuple[object, ...] = ()
+        """Of what was charged, when it was last found to be right."""
         self.capacities = dict(plan.capacities)
         self.most_slots = dict(plan.capacities)
         """The largest C that a pool had: what was given then may still run."""
@@ -333,16 +334,22 @@ class World:
 
     # ------------------------------------------------------------------ what is true
 
-    def within_share_slots(self) -> dict[str, int]:
-        """Live within-share grants by where they come from."""
+    def within_share_slots(self) -> tuple[dict[str, int], list[int]]:
+        """Live within-share grants by where they come from; and each node's that it sent without an owner."""
         found = {"owner": 0, "degraded": 0, "late": 0}
+        alone: list[int] = []
         for node in self.nodes:
+            is_inherited = node.name in self.inherited
+            degraded = 0
             for call in node.calls.values():
-                if call.is_within_share:
+                # Not guests: whether one is within share is decided by whole slots, without turns.
+                if call.place == "sent" and call.standing is Standing.WITHIN_SHARE and not call.is_guest:
                     if call.degraded:
-                        found["degraded"] += 1
-                    elif call.epoch < self.epoch and node.name not in self.inherited:
+                        degraded += 1
+                    elif call.epoch < self.epoch and not is_inherited:
                         found["late"] += 1
                     else:
                         found["owner"] += 1
-        return found
+            found["degraded"] += degraded
+            alone.append(degraded)
+        return found, alone
