@@ -18,10 +18,10 @@ import pytest
 import fairshare.replicas.owner as owner_module
 from fairshare.core.decisions import Decision
 from fairshare.replicas.lease import Call, Keeper, Lease, LeaseEvent, LeaseOptions
-from fairshare.replicas.messages import Announce, Estate, Message, Recalled
+from fairshare.replicas.messages import Announce, CalledBack, Estate, Message, Recalled
 from fairshare.replicas.owner import Owner, Session
 from fairshare.replicas.replica import Replica
-from replicas.simulated.world import BrokenPromise, Plan, World, plan_of
+from replicas.simulated.world import BrokenPromise, Plan, World, plan_of, with_lending
 
 SEEDS = 160
 """What `make test` has time for (a third of a second each); `make simulate-ha SEEDS=...` runs more."""
@@ -212,3 +212,17 @@ def test_the_simulation_finds_an_estate_without_what_was_counted(monkeypatch: py
 
     monkeypatch.setattr(Owner, "legacy", without)
     assert found(replace(SHORT, kinds=("crash", "drain")))
+
+
+def test_the_simulation_finds_lent_slots_that_serve_on_after_they_were_called_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def keeps(self: Replica, team: str) -> None:
+        for (_, name), free in self._free.items():  # pyright: ignore[reportPrivateUsage]
+            if name == team:
+                self._give_back(free.slots)  # pyright: ignore[reportPrivateUsage]
+        self._say(CalledBack(team))  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(Replica, "_call_back", keeps)
+    plan = replace(with_lending(SHORT), load_seconds=10.0, faults=0, requests_per_second=80.0)
+    assert "within-share slots were given" in found(plan)

@@ -3,7 +3,7 @@
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.replicas.lease import LeaseOptions
@@ -45,7 +45,7 @@ class Plan:
         default_factory=lambda: MemberOptions(
             lease=LeaseOptions(lease_seconds=5.0, renew_every_seconds=1.0),
             owner=OwnerOptions(longest_request_seconds=LONGEST_REQUEST_SECONDS, show_every_seconds=2.0),
-            replica=ReplicaOptions(degraded_longest_seconds=20.0, replicas_expected=2),
+            replica=ReplicaOptions(degraded_longest_seconds=20.0, replicas_expected=2, idle_seconds=0.1),
         )
     )
     fenced: bool = True
@@ -55,7 +55,7 @@ def plan_of(seed: int) -> Plan:
     """Another mixture for every seed."""
     rng = random.Random(f"plan {seed}")
     two = rng.random() < 0.3
-    return Plan(
+    plan = Plan(
         replicas=rng.choice((2, 3, 3, 4)),
         capacities={"b": 4, "a": 8} if two else {"a": rng.choice((4, 8, 8, 13))},
         fallbacks={"a": "b"} if two else {},
@@ -63,6 +63,12 @@ def plan_of(seed: int) -> Plan:
         requests_per_second=rng.choice((4.0, 10.0, 16.0)),
         faults=rng.choice((0, 2, 5, 8)),
     )
+    return with_lending(plan) if not two and rng.random() < 0.5 else plan
+
+
+def with_lending(plan: Plan) -> Plan:
+    """So much room, and so many short requests, that slots are lent, used again and called back all the time."""
+    return replace(plan, capacities={"a": 24}, requests_per_second=40.0, mean_seconds=0.3)
 
 
 class World:
@@ -255,7 +261,7 @@ class World:
     def _resize(self, node: Node) -> None:
         """Elastic capacity: every process finds out by itself."""
         name = self.rng.choice(tuple(self.capacities))
-        capacity = self.capacities[name] = self.rng.choice((2, 4, 8, 12))
+        capacity = self.capacities[name] = self.rng.choice((2, 4, 8, 12, 24))
         self.most_slots[name] = max(capacity, self.most_slots[name])
         for each in self.nodes:
             self.timeline.after(self.rng.uniform(0.0, 0.5), lambda each=each: each.resize(name, capacity))
