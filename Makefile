@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay bench-trim fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -109,6 +109,9 @@ bench-relay: $(STAMP) ## the Python on the way of one request: microseconds, and
 
 bench-prefix: $(STAMP) ## hit rates and time to first token of `balance: prefix`, in virtual time (minutes)
 	$(BIN)/python bench/prefix.py --write $(BENCH)
+
+bench-trim: $(STAMP) ## what adaptive capacity brings on the stand-in engine, in real time (five minutes)
+	PYTHONPATH=tests $(BIN)/python bench/trim.py $(BENCH)
 
 $(PEERS_STAMP): requirements/peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

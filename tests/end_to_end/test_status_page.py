@@ -95,6 +95,7 @@ def test_an_idle_pool_shows_who_owns_what(browser: Browser) -> None:
         expect(page.get_by_role("row", name=re.compile("search"))).to_contain_text("idle")
         expect(page.locator("#problems")).to_be_hidden()
         expect(page.locator("#kept")).to_contain_text("in memory only")
+        expect(page.locator(".pool .sentence")).to_have_text("Idle: all 16 slots are free, nobody waits.")
         assert page.title() == "fairshare"
 
 
@@ -116,6 +117,10 @@ def test_a_busy_pool_shows_numbers_and_pictures_on_every_screen(
         expect(row).to_contain_text("14 waiting, oldest 1.8 s", use_inner_text=width < 1180)
         expect(row).to_contain_text("48.4K")
         expect(page.get_by_text("16 of 16, saturated")).to_be_visible()
+        expect(page.locator(".pool .sentence")).to_have_text(
+            "All 16 slots are taken, 18 requests of ads and search wait. Every team that waits has all that it owns "
+            "in flight."
+        )
         expect(page.locator("canvas")).to_have_count(2)
         # Two minutes of history were there before the page was opened.
         expect(page.locator(".chart")).to_have_attribute("aria-label", re.compile("most waiting 18 since"))
@@ -129,6 +134,24 @@ def test_a_busy_pool_shows_numbers_and_pictures_on_every_screen(
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
         assert dark == (scheme == "dark")
         expect_no_sideways_scroll(page)
+
+
+def test_a_team_that_waits_for_what_it_owns_is_said_at_the_top(browser: Browser) -> None:
+    teams = [
+        team_status("search", in_flight=11, borrowing=3, held=2),
+        team_status("ads", in_flight=5, held=1),
+        *(team_status(f"team-{n}", reserved=0, held=1) for n in range(3)),
+    ]
+    desk = Desk([pool_status_of("chat", in_flight=16, held=6, teams=teams)])
+    with serving(desk) as url, opened(browser, url) as page:
+        sentence = page.locator(".pool .sentence")
+        expect(sentence).to_have_text(
+            "All 16 slots are taken, 6 requests of 5 teams wait. ads waits with fewer slots in flight than owned: only "
+            "a request of several slots should. 3 slots are borrowed by search."
+        )
+        expect(sentence).to_have_class("sentence warn")
+        desk.pools = [pool_status_of("chat", capacity=0, held=1, teams=teams)]
+        expect(sentence).to_have_text("No engine is healthy: nothing runs, and 1 request waits.")
 
 
 def test_the_chart_follows_the_chosen_team_and_span(browser: Browser) -> None:
@@ -217,11 +240,15 @@ def test_budgets_show_what_is_left(browser: Browser) -> None:
 
 
 def test_a_hundred_teams_are_sorted_filtered_and_shown_in_parts(browser: Browser) -> None:
-    teams = [team_status(f"team-{n:03}", share=0.01, reserved=0, held=n, usage=float(n)) for n in range(100)]
+    teams = [
+        team_status(f"team-{n:03}", share=0.01, reserved=0, in_flight=int(n == 50), held=n, usage=float(n))
+        for n in range(100)
+    ]
     pool = pool_status_of("chat", teams=teams)
     with serving(Desk([pool])) as url, opened(browser, url) as page:
         rows = page.locator(".pool table").first.locator("tbody tr:visible")
         expect(rows).to_have_count(25)
+        expect(rows.first).to_contain_text("team-050")  # of so many teams the busiest are first
         page.get_by_role("button", name="held", exact=True).click()
         expect(rows.first).to_contain_text("team-099")
         page.get_by_label("Filter the teams of chat").fill("042")

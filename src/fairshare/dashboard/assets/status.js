@@ -7,6 +7,8 @@ const SPARK_SECONDS = 600;
 const SPARK_STEP_SECONDS = 5;
 const FILTER_FROM_TEAMS = 12;
 const ROWS_AT_FIRST = 25;
+const ARRANGE_SECONDS = 5;
+const NAMED = 3;
 const REQUESTS_MS = 5000;
 
 const views = new Map();
@@ -20,6 +22,24 @@ function doing(team) {
   if (team.held > 0) words.push(`${whole.format(team.held)} waiting, oldest ${seconds(team.oldest_held_seconds)}`);
   if (team.phantoms > 0) words.push(`${whole.format(team.phantoms)} may still run unseen`);
   return words.length ? words.join("; ") : "idle";
+}
+
+const listed = new Intl.ListFormat("en");
+const named = (teams) => (teams.length > NAMED ? plural(teams.length, "team") : listed.format(teams.map((team) => team.team)));
+
+// How a pool stands, in a sentence or two; and whether somebody waits for what it owns.
+function verdict(pool, lent, phantoms) {
+  if (pool.capacity === 0) return { words: `No engine is healthy: nothing runs${pool.held ? `, and ${plural(pool.held, "request")} ${pool.held === 1 ? "waits" : "wait"}` : ""}.`, short: true };
+  const free = pool.capacity - pool.in_flight - phantoms;
+  const waiting = pool.teams.filter((team) => team.held > 0);
+  const short = pool.dispatch === "hold" ? waiting.filter((team) => team.in_flight + team.phantoms < team.reserved) : [];
+  const room = free <= 0 ? `All ${plural(pool.capacity, "slot")} are taken` : pool.in_flight + phantoms === 0 ? `Idle: all ${plural(pool.capacity, "slot")} are free` : `${whole.format(free)} of ${plural(pool.capacity, "slot")} are free`;
+  const held = pool.held ? `${plural(pool.held, "request")} of ${named(waiting)} ${pool.dispatch === "observe" ? "would wait" : pool.held === 1 ? "waits" : "wait"}` : "nobody waits";
+  const words = [`${room}, ${held}.`];
+  if (short.length) words.push(`${named(short)} ${short.length === 1 ? "waits" : "wait"} with fewer slots in flight than owned: only a request of several slots should.`);
+  else if (waiting.length && pool.dispatch === "hold") words.push("Every team that waits has all that it owns in flight.");
+  if (lent) words.push(`${plural(lent, "slot")} ${lent === 1 ? "is" : "are"} borrowed by ${named(pool.teams.filter((team) => borrowed(team) > 0))}.`);
+  return { words: words.join(" "), short: short.length > 0 };
 }
 
 const TEAM_COLUMNS = [
@@ -149,10 +169,12 @@ class PoolView {
   constructor(name) {
     this.name = name;
     this.rows = new Map();
-    this.sort = { key: "team", ascending: true };
+    this.sort = null; // by name, or the busiest first where there are many teams
+    this.arrangedAt = 0;
     this.showsAll = false;
     this.id = `pool-${views.size}`;
     this.subtitle = element("p");
+    this.verdict = element("p", { class: "sentence" });
     this.facts = new Map();
     const facts = element("dl", { class: "facts" });
     for (const [key, label] of [["slots", "slots in flight"], ["borrowed", "of them borrowed"], ["held", "waiting here"], ["recalls", "taken back"], ["turns", "turn slots"]]) {
@@ -183,7 +205,7 @@ class PoolView {
     this.instanceCount = element("h3");
     this.section = element("section", { class: "card pool", id: this.id, "aria-labelledby": `${this.id}-name` },
       element("div", { class: "title" }, element("h2", { id: `${this.id}-name` }, name), this.subtitle),
-      facts, this.meter,
+      this.verdict, facts, this.meter,
       element("div", { class: "head tools" }, element("h3", {}, "Over time"), this.subject, this.picture.spans), this.picture.node,
       element("div", { class: "head" }, this.teamCount, this.filter), this.teamTable, this.nobody, this.more,
       element("div", { class: "head" }, this.instanceCount),
@@ -195,7 +217,6 @@ class PoolView {
         target.teamRow.draw();
       }
     }, { rootMargin: "100px" });
-    this.markSort();
     this.past();
   }
 
@@ -249,6 +270,9 @@ class PoolView {
     const phantoms = pool.teams.reduce((total, team) => total + team.phantoms, 0);
     const half = pool.half_life_seconds > 0 ? `usage halves in ${seconds(pool.half_life_seconds)}` : "usage never decays";
     write(this.subtitle, [`dispatch ${pool.dispatch}`, `models ${pool.models.join(", ")}`, `usage in ${pool.cost_unit}`, half, replicas(pool.replication), pool.fallback === null ? "" : `falls back to ${pool.fallback}`].filter(Boolean).join(" · "));
+    const { words, short } = verdict(pool, lent, phantoms);
+    write(this.verdict, words);
+    this.verdict.classList.toggle("warn", short);
     this.fact("slots", whole.format(pool.in_flight), ` of ${whole.format(pool.capacity)}${pool.saturated ? ", saturated" : ""}`);
     this.fact("borrowed", whole.format(lent), "");
     this.fact("held", whole.format(pool.held), pool.dispatch === "observe" ? " would wait" : "");
@@ -272,10 +296,12 @@ class PoolView {
 
   showTeams(pool, at, budgetLeft) {
     const present = new Set();
+    let others = false;
     for (const team of pool.teams) {
       present.add(team.team);
       let row = this.rows.get(team.team);
       if (!row) {
+        others = true;
         row = new TeamRow(team.team, (name) => this.choose(name));
         row.row.teamRow = row;
         this.rows.set(team.team, row);
@@ -286,6 +312,7 @@ class PoolView {
     }
     for (const [name, row] of this.rows) {
       if (present.has(name)) continue;
+      others = true;
       row.row.remove();
       this.rows.delete(name);
       for (const option of this.subject.options) if (option.value === name) option.remove();
@@ -294,7 +321,16 @@ class PoolView {
     this.nobody.hidden = pool.teams.length > 0;
     this.teamTable.hidden = pool.teams.length === 0;
     this.filter.hidden = pool.teams.length < FILTER_FROM_TEAMS;
-    this.arrange();
+    if (this.sort === null) {
+      this.sort = this.filter.hidden ? { key: "team", ascending: true } : { key: "in_flight", ascending: false };
+      this.markSort();
+    }
+    // Rows that change places every second cannot be read, and one under the pointer must stay there.
+    const pointed = this.teamTable.matches(":hover") && matchMedia("(hover: hover)").matches;
+    if (others || (at - this.arrangedAt >= ARRANGE_SECONDS && !pointed)) {
+      this.arrangedAt = at;
+      this.arrange();
+    }
   }
 
   showInstances(pool) {
