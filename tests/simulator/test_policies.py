@@ -7,7 +7,6 @@ from fairshare.core.decisions import Decision, Held, HoldOptions, Instance, Refu
 from fairshare.simulator.policies import (
     GatewayPolicy,
     PolicyName,
-    RateLimits,
     make_policy,
     parse_policies,
 )
@@ -19,9 +18,8 @@ class Rig:
     def __init__(self, name: PolicyName, shares: dict[str, str], capacity: int = 4, per_minute: float = 1000.0) -> None:
         self.now = 0.0
         pool = Pool("pool", capacity, shares, 0, clock=lambda: self.now)
-        limits = RateLimits(tokens_per_minute=per_minute, requests_per_minute=float("inf"))
         instances = [Instance(id="e", part_slots=capacity, seats=capacity)]
-        self.policy: GatewayPolicy = make_policy(name, pool, HoldOptions(), instances, limits)
+        self.policy: GatewayPolicy = make_policy(name, pool, HoldOptions(), instances, per_minute)
         self.count = 0
         self.sent: list[str] = []
         self.held: list[str] = []
@@ -121,19 +119,50 @@ def test_weighted_vtc_divides_service_by_share() -> None:
     assert order.count("a") == pytest.approx(30, abs=1)
 
 
-def test_a_rate_limit_answers_429_until_the_next_minute_and_lets_tokens_of_running_requests_through() -> None:
+def test_a_rate_limit_answers_429_until_the_teams_next_minute() -> None:
     rig = Rig(PolicyName.RATE_LIMIT, HALVES, per_minute=200.0)
-    first, second = rig.ask("a", prompt=60), rig.ask("a", prompt=60)  # nothing has ended: both are let through
+    rig.now = 10.0
+    first, second = rig.ask("a", prompt=60), rig.ask("a", prompt=30)  # nothing is known of answers yet
     rig.now = 20.0
-    rig.end(first, consumed=60.0 + 2 * 40)
-    assert not rig.refused
+    rig.end(first, consumed=60.0 + 2 * 20)  # 80 tokens of 100, with the 30 of the second: 110
     rig.now = 30.0
     rig.ask("a")
-    assert [(one.found, one.limit, one.retry_after_seconds) for one in rig.refused] == [(100.0, 100.0, 30.0)]
+    assert [(one.found, one.limit, one.retry_after_seconds) for one in rig.refused] == [(110.0, 100.0, 40.0)]
     rig.ask("b")  # an idle neighbour's part stays unused
-    rig.end(second, consumed=60.0)
-    rig.now = 60.0
-    assert rig.ask("a") == rig.sent[-1]
+    rig.now = 70.0
+    assert rig.ask("a", prompt=70) == rig.sent[-1]  # counts with 70 + 20
+    rig.end(second, consumed=30.0 + 2 * 90)  # of the minute before
+    rig.ask("a")
+    assert rig.refused[-1].found == 90.0
+    rig.now = 130.0
+    assert rig.ask("a", prompt=5000) == rig.sent[-1]  # more than a minute's tokens: a minute of its own
+    rig.ask("a")
+    assert rig.refused[-1].retry_after_seconds == 60.0
+
+
+@pytest.mark.parametrize("policy", [PolicyName.VTC, PolicyName.WEIGHTED_VTC])
+def test_vtc_expects_of_each_answer_of_a_wide_request_what_one_was_long(policy: PolicyName) -> None:
+    rig = Rig(policy, HALVES, capacity=5)
+    rig.end(rig.ask("a", slots=4), consumed=10.0 + 2 * 4 * 25)
+    rig.end(rig.ask("b"), consumed=10.0 + 2 * 150)
+    rig.ask("a", slots=4)
+    running = rig.ask("b")
+    waiting = [rig.ask("b"), rig.ask("a")]
+    # a has 210 and the expected 210, b 310 and 310.
+    assert rig.end(running, consumed=10.0 + 2 * 150) == [waiting[1]]
+
+
+def test_vtc_learns_nothing_of_lengths_from_a_request_that_was_broken_off() -> None:
+    rig = Rig(PolicyName.VTC, HALVES, capacity=2)
+    rig.end(rig.ask("a"), consumed=10.0 + 2 * 100)
+    for _ in range(20):
+        rig.end(rig.ask("a"), consumed=0.0)
+    rig.end(rig.ask("b"), consumed=140.0)  # b was lifted to a's 210
+    rig.ask("a")
+    running = rig.ask("b")
+    waiting = [rig.ask("a"), rig.ask("b")]
+    # a has 210 and the expected 210, b 350.
+    assert rig.end(running, consumed=0.0) == [waiting[1]]
 
 
 def test_an_unknown_policy_is_refused_with_those_that_are_known() -> None:

@@ -36,7 +36,7 @@ CAP_FACTOR = 2.0
 """`fifo-caps` lets a team have this many times its share of C in flight, as operators do who cap each team."""
 
 ESTIMATE_MEMORY_REQUESTS = 16
-"""VTC at a gateway expects of an answer the mean length of about this many of the client's last ones."""
+"""What must know an answer's length before its end expects the mean of about this many of the team's last ones."""
 
 RATE_WINDOW_SECONDS = 60.0
 
@@ -64,21 +64,13 @@ class PolicyName(StrEnum):
     WEIGHTED_VTC = "weighted-vtc"
     """VTC with service divided by share."""
     RATE_LIMIT = "rate-limit"
-    """Tokens and requests per minute per team, in proportion to shares; 429 until the next minute, as LiteLLM does."""
+    """Tokens per minute per team, in proportion to shares; 429 until the team's next minute, as LiteLLM does."""
     FIFO_CAPS = "fifo-caps"
     """C in flight, first come first served, no team above a cap."""
 
 
 UNHELD = frozenset({PolicyName.FCFS, PolicyName.PASS, PolicyName.RATE_LIMIT})
 """Policies that send everything they accept at once; all others keep C slots in flight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimits:
-    """What a pool can do in a minute, to be split by shares."""
-
-    tokens_per_minute: float
-    requests_per_minute: float
 
 
 HELD = frozenset({PolicyName.HOLD, PolicyName.HOLD_RECALL, PolicyName.HOLD_WEIGHTED})
@@ -115,10 +107,10 @@ def make_policy(
     pool: Pool,
     options: HoldOptions,
     instances: Iterable[Instance],
-    limits: RateLimits,
+    tokens_per_minute: float,
     fallback: GatewayPolicy | None = None,
 ) -> GatewayPolicy:
-    """A policy for one pool. `fallback` counts for `hold` only; `limits` for `rate-limit` only."""
+    """A policy for one pool. `fallback` counts for `hold` only; `tokens_per_minute` for `rate-limit` only."""
     instances = tuple(instances)
     hold_fallback = fallback if isinstance(fallback, HoldQueue) else None
     match name:
@@ -136,7 +128,7 @@ def make_policy(
         case PolicyName.WEIGHTED_VTC:
             return TokenCounters(pool, instances, weighted=True)
         case PolicyName.RATE_LIMIT:
-            return RateLimited(pool, instances, limits)
+            return RateLimited(pool, instances, tokens_per_minute)
         case PolicyName.FIFO_CAPS:
             return CappedFifo(pool, instances)
 
@@ -236,6 +228,26 @@ class _Baseline(ABC):
         )
 
 
+class _MeanOutputs:
+    """Of each team the mean length of its last answers: a gateway sees a length at the answer's end."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, float] = {}
+
+    def of(self, request: Request) -> float:
+        """Expected tokens of all answers to a request."""
+        return self._tokens.get(request.team, 0.0) * request.slots
+
+    def ended(self, request: Request, consumed_cost_units: float) -> float:
+        """Note a request's answers; returns their tokens. 0 if it was broken off, which says nothing of lengths."""
+        prompt = measures.service(request.estimated_tokens, 0)
+        tokens = max(0.0, consumed_cost_units - prompt) / measures.COMPLETION_WEIGHT
+        if tokens:
+            mean = self._tokens.get(request.team, tokens / request.slots)
+            self._tokens[request.team] = mean + (tokens / request.slots - mean) / ESTIMATE_MEMORY_REQUESTS
+        return tokens
+
+
 class Through(_Baseline):
     """Everything goes to an engine at once, without a priority; where none is left, clients try again."""
 
@@ -331,7 +343,7 @@ class TokenCounters(_Baseline):
         self._weighted = weighted
         self._waiting: dict[str, deque[Request]] = {}
         self._counters: dict[str, float] = {}
-        self._expected_output: dict[str, float] = {}
+        self._outputs = _MeanOutputs()
         self._last_left = 0.0
         """Counter of the team whose queue was the last to run empty."""
 
@@ -352,9 +364,7 @@ class TokenCounters(_Baseline):
     def _freed(self, ended: _Dispatched, consumed_cost_units: float) -> list[Decision]:
         request = ended.request
         self._counters[request.team] += (consumed_cost_units - ended.charged) / self._weight(request.team)
-        output = (consumed_cost_units - measures.PROMPT_WEIGHT * request.estimated_tokens) / measures.COMPLETION_WEIGHT
-        expected = self._expected_output.get(request.team, output)
-        self._expected_output[request.team] = expected + (output - expected) / ESTIMATE_MEMORY_REQUESTS
+        self._outputs.ended(request, consumed_cost_units)
         return self._fill(self._pool.begin())
 
     def _weight(self, team: str) -> float:
@@ -372,62 +382,67 @@ class TokenCounters(_Baseline):
             if not self._waiting[team]:
                 self._last_left = self._counters[team]
             send = self._send(request, now)
-            expected = measures.service(request.estimated_tokens, self._expected_output.get(team, 0.0) * request.slots)
+            expected = measures.service(request.estimated_tokens, self._outputs.of(request))
             self._dispatched[request.id].charged = expected
             self._counters[team] += expected / self._weight(team)
             sent.append(send)
         return sent
 
 
-class RateLimited(Through):
-    """Per-minute limits per team, the rest straight to the engine: what LiteLLM's `tpm_limit` and `rpm_limit` do.
+@dataclass(slots=True, eq=False)
+class _Window:
+    """A minute of one team."""
 
-    A request counts when it arrives, its tokens when it has ended; a team over either limit gets 429 until the next
-    minute begins.
+    opened_at: float
+    tokens: float = 0.0
+    requests: int = 0
+
+
+class RateLimited(Through):
+    """Tokens per minute per team, the rest straight to the engine: what LiteLLM's `tpm_limit` does (1.108).
+
+    A team's minute begins with its first request after the last one ran out. A request counts with what it is expected
+    to take when it arrives, and with what it took when it has ended; one that would go beyond the limit gets 429 until
+    the team's next minute. Kinder than LiteLLM: a request is expected to take what the team's requests took on
+    average, not `max_tokens`; clients come again as soon as the minute is over; one that is larger than the limit
+    by itself gets a minute of its own.
     """
 
-    def __init__(self, pool: Pool, instances: Iterable[Instance], limits: RateLimits) -> None:
+    def __init__(self, pool: Pool, instances: Iterable[Instance], tokens_per_minute: float) -> None:
         super().__init__(pool, instances)
-        self._limits = limits
-        self._minute = -1
-        self._tokens: dict[str, float] = {}
-        self._requests: dict[str, int] = {}
+        self._tokens_per_minute = tokens_per_minute
+        self._outputs = _MeanOutputs()
+        self._windows: dict[str, _Window] = {}
+        self._counted: dict[str, tuple[_Window, float]] = {}
+        """Of each request that runs: where it counts, and with how many tokens."""
 
     def submitted(self, request: Request) -> list[Decision]:
         now = self._pool.begin()
-        self._turn_minute(now)
-        share = self._pool.state(request.team).share
-        tokens, requests = self._tokens.get(request.team, 0.0), self._requests.get(request.team, 0)
-        over_tokens = tokens >= share * self._limits.tokens_per_minute
-        if over_tokens or requests >= max(1.0, share * self._limits.requests_per_minute):
-            limit = share * (self._limits.tokens_per_minute if over_tokens else self._limits.requests_per_minute)
+        window = self._windows.get(request.team)
+        if window is None or now >= window.opened_at + RATE_WINDOW_SECONDS:
+            window = self._windows[request.team] = _Window(now)
+        expected = request.estimated_tokens + self._outputs.of(request)
+        limit = self._pool.state(request.team).share * self._tokens_per_minute
+        if window.requests and window.tokens + expected > limit:
             return [
                 Refused(
                     request_id=request.id,
                     reason=RefusalReason.TEAM_QUEUE_FULL,
-                    found=tokens if over_tokens else requests,
+                    found=window.tokens,
                     limit=limit,
-                    retry_after_seconds=(self._minute + 1) * RATE_WINDOW_SECONDS - now,
+                    retry_after_seconds=window.opened_at + RATE_WINDOW_SECONDS - now,
                 )
             ]
-        self._requests[request.team] = requests + 1
+        window.tokens += expected
+        window.requests += 1
+        self._counted[request.id] = (window, expected)
         return super().submitted(request)
 
     def _freed(self, ended: _Dispatched, consumed_cost_units: float) -> list[Decision]:
-        self._turn_minute(self._pool.begin())
-        team = ended.request.team
-        # Limits are written in plain tokens, prompt and answer alike.
-        prompt = ended.request.estimated_tokens
-        output = (consumed_cost_units - measures.PROMPT_WEIGHT * prompt) / measures.COMPLETION_WEIGHT
-        self._tokens[team] = self._tokens.get(team, 0.0) + prompt + max(0.0, output)
+        window, expected = self._counted.pop(ended.request.id)
+        window.tokens += ended.request.estimated_tokens + self._outputs.ended(ended.request, consumed_cost_units)
+        window.tokens -= expected
         return []
-
-    def _turn_minute(self, now: float) -> None:
-        minute = int(now // RATE_WINDOW_SECONDS)
-        if minute != self._minute:
-            self._minute = minute
-            self._tokens.clear()
-            self._requests.clear()
 
 
 def parse_policies(names: Sequence[str]) -> tuple[PolicyName, ...]:

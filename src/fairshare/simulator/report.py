@@ -389,18 +389,21 @@ POLICY_COLUMNS = (
 """Shortfalls are in points; output and all tokens against fcfs."""
 
 
+def reclaim_text(pool: PoolFigures) -> str:
+    """The p99 of the returns that led to the whole reservation, and how many never did."""
+    never = f" ({pool.unfulfilled_returns} never)" if pool.unfulfilled_returns else ""
+    return seconds_text(pool.reclaim_p99) + never
+
+
 def policy_row(run: Figures, pool: PoolFigures) -> tuple[str, ...]:
     """One line of the table that compares policies."""
-    reclaim = seconds_text(pool.reclaim_p99)
-    if pool.unfulfilled_returns:
-        reclaim += f" ({pool.unfulfilled_returns} never)"
     return (
         run.policy,
         number_text(pool.worst_shortfall_points, 1),
         number_text(pool.mean_shortfall_points, 2),
         number_text(pool.slot_shortfall_points, 1),
         number_text(pool.jain, 3),
-        reclaim,
+        reclaim_text(pool),
         seconds_text(pool.longest_wait),
         percent_text(pool.idle_part, 2),
         percent_text(run.throughput_to_fcfs),

@@ -6,7 +6,7 @@ from math import inf
 
 from fairshare.clock import Clock
 from fairshare.simulator.outcome import Outcome
-from fairshare.simulator.policies import PolicyName, RateLimits
+from fairshare.simulator.policies import PolicyName
 from fairshare.simulator.report import Figures, figures, first_token_percentiles
 from fairshare.simulator.scenario import Scenario
 from fairshare.simulator.traces import Arrival
@@ -26,14 +26,11 @@ class Comparison:
     runs: list[Figures]
 
 
-def rate_limits(fcfs: Outcome) -> RateLimits:
+def tokens_per_minute(fcfs: Outcome) -> float:
     """What an operator would set: what the pool did per minute under the same load without any limits."""
-    minutes = (fcfs.until - fcfs.measured_from) / 60.0
     teams = [team for pool in fcfs.pools for team in pool.teams.values()]
-    return RateLimits(
-        tokens_per_minute=sum(team.prompt_tokens + team.output_tokens for team in teams) / minutes,
-        requests_per_minute=inf,
-    )
+    tokens = sum(team.prompt_tokens + team.output_tokens for team in teams)
+    return tokens / ((fcfs.until - fcfs.measured_from) / 60.0)
 
 
 def compare(
@@ -52,9 +49,9 @@ def compare(
     wanted = tuple(dict.fromkeys(policies))
     seed = scenario.seed if seed is None else seed
 
-    def run(policy: PolicyName, limits: RateLimits, only_team: str | None = None) -> Outcome:
+    def run(policy: PolicyName, limit: float = inf, only_team: str | None = None) -> Outcome:
         name = policy if only_team is None else f"{policy}, {only_team} alone"
-        world = World(scenario, policy, seed=seed, arrivals=arrivals, limits=limits, only_team=only_team)
+        world = World(scenario, policy, seed=seed, arrivals=arrivals, tokens_per_minute=limit, only_team=only_team)
         begun_at = clock()
 
         def told(now: float) -> None:
@@ -65,11 +62,11 @@ def compare(
         outcome.wall_seconds = clock() - begun_at
         return outcome
 
-    unlimited = RateLimits(tokens_per_minute=inf, requests_per_minute=inf)
-    fcfs = run(PolicyName.FCFS, unlimited)
-    outcomes = {policy: fcfs if policy is PolicyName.FCFS else run(policy, rate_limits(fcfs)) for policy in wanted}
+    fcfs = run(PolicyName.FCFS)
+    limit = tokens_per_minute(fcfs)
+    outcomes = {policy: fcfs if policy is PolicyName.FCFS else run(policy, limit) for policy in wanted}
     alone = {
-        team.name: first_token_percentiles(run(PolicyName.FCFS, unlimited, team.name), team.name)
+        team.name: first_token_percentiles(run(PolicyName.FCFS, only_team=team.name), team.name)
         for team in scenario.teams
         if team.alone
     }

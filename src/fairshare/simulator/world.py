@@ -22,7 +22,7 @@ from fairshare.core.trim import Trim
 from fairshare.engine.scheduler import Change, Event, Policy, Scheduler, SchedulerConfig
 from fairshare.simulator import measures
 from fairshare.simulator.outcome import Outcome, PoolOutcome, TeamOutcome, Windows
-from fairshare.simulator.policies import HELD, UNHELD, GatewayPolicy, PolicyName, RateLimits, make_policy
+from fairshare.simulator.policies import HELD, UNHELD, GatewayPolicy, PolicyName, make_policy
 from fairshare.simulator.replicas import Cluster, ReplicatedPool
 from fairshare.simulator.scenario import Change as PlannedChange
 from fairshare.simulator.scenario import Failure, Load, PoolPlan, Scenario
@@ -33,8 +33,6 @@ RETURN_SECONDS = 1.0
 
 SCRAPE_SECONDS = 2.0
 """How often the gateway scrapes its engines (`fairshare.gateway.instances`)."""
-
-NO_LIMITS = RateLimits(tokens_per_minute=inf, requests_per_minute=inf)
 
 
 class _Client:
@@ -270,11 +268,12 @@ class World:
         *,
         seed: int | None = None,
         arrivals: Sequence[Arrival] = (),
-        limits: RateLimits = NO_LIMITS,
+        tokens_per_minute: float = inf,
         only_team: str | None = None,
         make_scheduler: Callable[[SchedulerConfig, Callable[[Change, str], None]], Scheduler] = Scheduler,
     ) -> None:
         """`arrivals`: what the scenario's traces bring, by time. `only_team`: leave all others out.
+        `tokens_per_minute`: of all teams together, under `rate-limit`.
 
         `make_scheduler`: makes the engines' schedulers; a test runs vLLM's own class in their place.
         """
@@ -308,7 +307,9 @@ class World:
             if plan.name not in made:
                 fallback = policy_of(by_name[plan.fallback]) if plan.fallback else None
                 options = plan.hold.options()
-                made[plan.name] = make_policy(policy, domain.pool, options, self._instances(domain), limits, fallback)
+                made[plan.name] = make_policy(
+                    policy, domain.pool, options, self._instances(domain), tokens_per_minute, fallback
+                )
             return made[plan.name]
 
         for domain in self._domains:
