@@ -11,6 +11,7 @@ Runs every scenario in this directory that the template names, under every polic
     @reigns NAME            who decided when, under hold+recall, where there are replicas
     @windows NAME FROM TO   what each team ran in each window of these seconds, under hold+recall
     @summary                all scenarios under hold+recall, against the targets
+    @converges NAME A B     what A had of what A and B used, half-life by half-life
     @differences            VTC's accumulated difference and the longest wait of a borrower, all scenarios
     @roundtrip              what it costs that a freed seat is refilled one step later
     {NAME POLICY FIELD}     one figure of the (first) pool, for example {burst-s1 pass worst_shortfall_points}
@@ -42,7 +43,8 @@ PICTURES = HERE.parent / "docs" / "evaluation"
 CACHE = HERE.parent / "build" / "evaluation.json"
 
 OURS = PolicyName.HOLD_RECALL
-WORST_POINTS, MEAN_POINTS, THROUGHPUT = 2.0, 1.0, 0.99
+WORST_POINTS, MEAN_POINTS, FIRST_TOKEN_RATIO, IDLE_PART, THROUGHPUT = 2.0, 1.0, 1.2, 0.00005, 0.99
+"""The targets; an idle part below is 0.00 %."""
 
 COMMAND = re.compile(r"^@(\w+) ?(.*)$", re.MULTILINE)
 FIGURE = re.compile(r"\{([a-z0-9-]+) ([a-z+-]+) ([a-z0-9_.]+)\}")
@@ -94,6 +96,8 @@ class Page:
                 return windows(words[0], float(words[1]), float(words[2]))
             case "summary":
                 return self.summary()
+            case "converges":
+                return converges(*words)
             case "differences":
                 return self.differences()
             case "roundtrip":
@@ -113,7 +117,7 @@ class Page:
                 if team.team in run.alone:
                     _, p99 = run.alone[team.team]
                     flood = team.owner_first_token_p99
-                    ratio = "–" if isnan(flood) else f"{flood / p99:.2f}"
+                    ratio = report.number_text(first_token_ratio(run))
                     rows.append((run.policy, team.team, *map(report.seconds_text, (p99, flood)), ratio))
         return table(("policy", "team", "p99 alone", "p99 within share, with the others", "ratio"), rows, OURS)
 
@@ -130,9 +134,10 @@ class Page:
                     judged(pool.mean_shortfall_points, MEAN_POINTS, 2),
                     judged(pool.slot_shortfall_points, WORST_POINTS, 1),
                     report.number_text(fcfs.worst_shortfall_points if fcfs else nan, 1),
-                    report.seconds_text(pool.reclaim_p99),
-                    report.percent_text(pool.idle_part, 2),
-                    report.percent_text(run.all_tokens_to_fcfs),
+                    judged(first_token_ratio(run), FIRST_TOKEN_RATIO, 2),
+                    report.reclaim_text(pool),
+                    bold_if(report.percent_text(pool.idle_part, 2), pool.idle_part >= IDLE_PART),
+                    bold_if(report.percent_text(run.all_tokens_to_fcfs), run.all_tokens_to_fcfs < THROUGHPUT),
                 )
             )
         columns = (
@@ -141,6 +146,7 @@ class Page:
             "mean",
             "worst in slots",
             "fcfs: worst",
+            "first token, to alone",
             "reclaim p99",
             "idle",
             "tokens",
@@ -257,15 +263,51 @@ def windows(name: str, begin: float, end: float) -> str:
     return table(("window", *owned), rows)
 
 
+def converges(name: str, one: str, other: str) -> str:
+    """What the first of two borrowers had of what both used: in each half-life, and of usage as it decays."""
+    scenario = load(HERE / f"{name}.yaml")
+    half_life = scenario.pools[0].half_life
+    columns: list[list[str]] = []
+    for policy in (OURS, PolicyName.HOLD_WEIGHTED):
+        windows = World(scenario, policy).run().pools[0].windows
+        used = dict.fromkeys((one, other), 0.0)
+        in_this_half_life = dict(used)
+        cells: list[str] = []
+        for end, length, prompts, outputs in zip(
+            windows.ends, windows.lengths, windows.prompt_tokens, windows.output_tokens, strict=True
+        ):
+            for team in used:
+                column = windows.teams.index(team)
+                service = measures.service(prompts[column], outputs[column])
+                used[team] = used[team] * 0.5 ** (length / half_life) + service
+                in_this_half_life[team] += service
+            if (end / half_life).is_integer():
+                parts = [pair[one] / max(1.0, sum(pair.values())) for pair in (in_this_half_life, used)]
+                cells.append(" / ".join(map(report.percent_text, parts)))
+                in_this_half_life = dict.fromkeys(used, 0.0)
+        columns.append(cells)
+    rows = [(f"{number}", *cells) for number, cells in enumerate(zip(*columns, strict=True), 1)]
+    return table(("half-life", str(OURS), str(PolicyName.HOLD_WEIGHTED)), rows)
+
+
 def anchor(scenario: Scenario) -> str:
     """What repositories call a heading in links."""
     return re.sub(r"[^a-z0-9 -]", "", scenario.title.lower()).replace(" ", "-")
 
 
+def first_token_ratio(run: Figures) -> float:
+    """The p99 within share with the others to that without them, of the team that the scenario compares; else NaN."""
+    teams = [team for pool in run.pools for team in pool.teams if team.team in run.alone]
+    return max((team.owner_first_token_p99 / run.alone[team.team][1] for team in teams), default=nan)
+
+
 def judged(value: float, limit: float, digits: int) -> str:
     """A figure, in bold where it misses its target."""
-    text = report.number_text(value, digits)
-    return f"**{text}**" if value > limit else text
+    return bold_if(report.number_text(value, digits), value > limit)
+
+
+def bold_if(text: str, missed: bool) -> str:
+    return f"**{text}**" if missed else text
 
 
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]], marked: str | None = None) -> str:

@@ -172,7 +172,7 @@ def _shares(
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("% of output tokens")
     _legend(figure, panels[0], teams)
-    figure.suptitle("Share of service over time; dashed: what each owns", x=0.01, ha="left", fontsize=9, color=FAINT)
+    figure.suptitle("Share of service over time; dashed: what each owns", x=0.01, ha="left", fontsize=9, color=INK)
     return figure
 
 
@@ -198,8 +198,8 @@ def _queues(
                           linestyle=(0, (4, 3)), label="C")  # fmt: skip
     for axes in grid[:, 0]:
         axes.set_ylim(bottom=0)
-    grid[0, 0].set_ylabel("running")
-    grid[1, 0].set_ylabel("waiting")
+    grid[0, 0].set_ylabel("running sequences")
+    grid[1, 0].set_ylabel("waiting sequences")
     _legend(figure, grid[0, 0], teams)
     return figure
 
@@ -259,5 +259,5 @@ def _reclaims(figure_type: "type[Figure]", pools: dict[PolicyName, PoolOutcome])
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("from an owner's return until it holds its whole slots")
+    axes.set_xlabel("from an owner's return until it holds its whole slots (less than 1 ms: at 1 ms)")
     return figure
