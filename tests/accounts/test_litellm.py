@@ -55,7 +55,7 @@ def test_teams_and_keys_are_read_with_their_models_and_limits() -> None:
     assert key.limits == ((LimitKind.TOKENS_PER_MINUTE, 5000), (LimitKind.IN_FLIGHT, 4))
     assert taken.left_out == (
         "team 'Search & Co' is called 'Search-Co' here",
-        "the budget of team 'Search-Co' is in dollars (12.5); give it one in cost units",
+        "the budget of team 'Search-Co' is in dollars ('12.5'); give it one in cost units",
     )
 
 
@@ -85,7 +85,39 @@ def test_teams_that_would_have_the_same_name_get_different_ones() -> None:
     assert names == ["a-b", "a-b-2", "team", "litellm-2"]
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff", b'{"LiteLLM_TeamTable": []}'])
+def test_numbers_may_be_text_and_what_is_no_limit_is_said() -> None:
+    odd = {
+        "token": other_hash(1),
+        "key_alias": "odd",
+        "rpm_limit": 10**30,
+        "tpm_limit": 5.5,
+        "max_parallel_requests": True,
+        "max_budget": "\x1b[31m",
+    }
+    taken = litellm.read(
+        export([], [odd, {"token": other_hash(2), "tpm_limit": "9000000000", "rpm_limit": None}]), now=NOW
+    )
+    assert [key.limits for key in taken.keys] == [(), ((LimitKind.TOKENS_PER_MINUTE, 9_000_000_000),)]
+    assert len(taken.left_out) == 4
+    assert "\x1b" not in "".join(taken.left_out)
+    assert "tpm_limit of key 'odd' is '5.5', which is no limit here" in taken.left_out
+
+
+def test_of_keys_with_one_id_the_first_is_taken_over_and_the_others_are_said() -> None:
+    tokens = [{"token": "a" * 12 + digit * 52, "key_alias": digit} for digit in "bc"]
+    taken = litellm.read(export([], tokens), now=NOW)
+    assert [key.note for key in taken.keys] == ["b"]
+    assert taken.left_out == ("key 'c' has the id of another one, aaaaaaaaaaaa; make a new one",)
+
+
+def test_thousands_of_teams_may_have_one_name() -> None:
+    teams = [{"team_id": str(n), "team_alias": "x" * 80} for n in range(3000)]
+    names = [team.name for team in litellm.read(export(teams, []), now=NOW).teams]
+    assert len(set(names)) == 3000
+    assert max(map(len, names)) <= 64
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff", b'{"LiteLLM_TeamTable": []}', b"[" * 200_000])
 def test_what_is_no_export_is_refused(text: bytes) -> None:
     with pytest.raises(CallerError, match="JSON object of tables"):
         litellm.read(text, now=NOW)

@@ -122,6 +122,18 @@ def test_a_rotated_key_has_two_secrets_for_a_while_and_keeps_its_id(run: Run) ->
     on(run, main)
 
 
+def test_what_ends_after_any_calendar_is_refused(run: Run) -> None:
+    async def main(site: Site) -> None:
+        budget = await site.accounts.add_budget(ROOT, "team:search", period=Period.DAY, hard_cost_units=1.0)
+        for moment in (1e300, float("inf"), float("nan"), 253_402_300_800.0):
+            with pytest.raises(CallerError, match="before the year 9999"):
+                await site.accounts.add_key(ROOT, "team:search", expires_at=moment)
+            with pytest.raises(CallerError, match="before the year 9999"):
+                await site.accounts.increase_budget(ROOT, budget, cost_units=1.0, until=moment)
+
+    on(run, main)
+
+
 def test_limits_are_set_changed_and_taken_away(run: Run) -> None:
     async def main(site: Site) -> None:
         accounts = site.accounts

@@ -146,7 +146,6 @@ def test_an_operator_does_what_its_role_allows_and_nothing_beyond_the_accounts(
         refused = await site.ask("POST", "projects", {"name": "search/new"}, headers=member, expect=403)
         assert refused["error"]["code"] == "forbidden"
         await site.ask("GET", "audit", headers=member, expect=403)
-        await site.ask("GET", "report", headers=member, expect=403)
         await site.ask("GET", "pools", headers=member, expect=401)
         await site.ask("GET", "keys", headers={"Authorization": "Bearer fs-nothing"}, expect=401)
         await site.ask("GET", "keys", headers={}, expect=401)
@@ -210,6 +209,34 @@ def test_a_report_is_what_the_command_shows(tmp_path: Path, migrated_file: Path)
             "format=parsable2&by=team",
         ):
             await site.ask("GET", f"report?{wrong}", expect=400)
+
+    on(tmp_path, migrated_file, main)
+
+
+@pytest.mark.parametrize(
+    ("reach", "seen"), [("site", 4), ("organisation:lab", 3), ("team:search", 2), ("project:search/web", 1)]
+)
+def test_an_operator_s_report_is_of_what_its_role_reaches(
+    tmp_path: Path, migrated_file: Path, reach: str, seen: int
+) -> None:
+    async def main(site: Site) -> None:
+        rows = [
+            row(10),
+            row(11, project=""),
+            row(12, team="ads", project=""),
+            row(13, organisation="firm", team="sales", project=""),
+        ]
+        await LedgerStore(site.database).write(rows, [], {}, now=0.0)
+        viewer = await site.operator("viewer", reach)
+        report = await site.ask("GET", "report?month=1970-01&by=project", headers=viewer)
+        assert report["total"]["requests"] == seen
+        others = await site.ask(
+            "GET",
+            "report?month=1970-01&only=organisation=firm,team=sales,project=x",
+            headers=viewer,
+            expect=200 if seen == 4 else 403,
+        )
+        assert "rows" not in others or others["rows"] == []
 
     on(tmp_path, migrated_file, main)
 

@@ -96,6 +96,31 @@ def test_what_another_try_cannot_help_and_a_redirect_are_not_followed_up(
     assert len(sent(monkeypatch, status, 200).asked) == 1
 
 
+@pytest.mark.parametrize("answer", [b"x" * 200_000, b"", b"HTTP/1.1\r\n", b"HTTP/1.1 2x0 \xff\r\n", b"\r\n"])
+def test_an_answer_that_is_none_is_a_failure_like_others(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    monkeypatch.setattr("fairshare.gateway.webhook.PAUSES_SECONDS", (0.0, 0.0))
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"}")
+        writer.write(answer)
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        webhook = Webhook(WebhookSpec(url=url, secret="s", allow_internal=True), wall=lambda: 0.0)
+        async with asyncio.timeout(20):
+            await webhook._send(PASSED)  # pyright: ignore[reportPrivateUsage]
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+    assert asked == 3
+
+
 def test_an_internal_address_is_not_even_connected_to(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,12 +138,17 @@ def test_an_internal_address_is_not_even_connected_to(
         ("192.168.0.1", False, True),
         ("100.64.0.1", False, True),
         ("::1", False, True),
+        ("fec0::1", False, True),
         ("fd12::1", False, True),
         ("::ffff:10.0.0.1", False, True),
         ("169.254.169.254", False, False),
         ("::ffff:169.254.169.254", False, False),
         ("100.100.100.200", False, False),
         ("fd00:ec2::254", False, False),
+        ("168.63.129.16", False, False),
+        ("192.0.0.192", False, False),
+        ("::127.0.0.1", False, False),
+        ("64:ff9b:1::a9fe:a9fe", False, False),
         ("fe80::1%eth0", False, False),
         ("64:ff9b::a9fe:a9fe", False, False),
         ("2002:7f00:1::", False, False),

@@ -6,6 +6,7 @@ KEY_ID_DIGITS = 12
 """A key is called by so many hex digits of its first SHA-256."""
 
 LONGEST_NAME = 64
+LARGEST_LIMIT = 10**12
 
 
 class LimitKind(StrEnum):

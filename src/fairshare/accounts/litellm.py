@@ -7,11 +7,12 @@ another form cannot be taken over, and is said.
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from typing import Any, cast
 
 import msgspec
 
-from fairshare.accounts.kinds import KEY_ID_DIGITS, LONGEST_NAME, LimitKind
+from fairshare.accounts.kinds import KEY_ID_DIGITS, LARGEST_LIMIT, LONGEST_NAME, LimitKind
 from fairshare.errors import CallerError
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -59,22 +60,23 @@ def read(text: bytes, *, now: float) -> Taken:
     """
     try:
         found: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or TOKENS not in found:
         raise CallerError(f'must be a JSON object of tables: {{"{TEAMS}": [...], "{TOKENS}": [...]}}')
     tables = cast("Mapping[str, Any]", found)
     left_out: list[str] = []
     names: dict[str, str] = {}
-    teams = [_team(row, names, left_out) for row in _rows(tables.get(TEAMS))]
-    keys: list[TakenKey] = []
+    taken = {WITHOUT_TEAM}
+    teams = [_team(row, names, taken, left_out) for row in _rows(tables.get(TEAMS))]
+    keys: dict[str, TakenKey] = {}
     for row in _rows(tables.get(TOKENS)):
         key = _key(row, names, left_out, now=now)
-        if key is not None:
-            keys.append(key)
-    if any(key.team == WITHOUT_TEAM for key in keys):
+        if key is not None and keys.setdefault(key.id, key) is not key:
+            left_out.append(f"key {key.note!r} has the id of another one, {key.id}; make a new one")
+    if any(key.team == WITHOUT_TEAM for key in keys.values()):
         teams.append(TakenTeam(name=WITHOUT_TEAM, models=None, limits=()))
-    return Taken(teams=tuple(teams), keys=tuple(keys), left_out=tuple(left_out))
+    return Taken(teams=tuple(teams), keys=tuple(keys.values()), left_out=tuple(left_out))
 
 
 def _rows(table: object) -> list[Mapping[str, Any]]:
@@ -82,11 +84,11 @@ def _rows(table: object) -> list[Mapping[str, Any]]:
     return [cast("Mapping[str, Any]", row) for row in listed if isinstance(row, dict)]
 
 
-def _team(row: Mapping[str, Any], names: dict[str, str], left_out: list[str]) -> TakenTeam:
+def _team(row: Mapping[str, Any], names: dict[str, str], taken: set[str], left_out: list[str]) -> TakenTeam:
     wanted = str(row.get("team_alias") or row.get("team_id") or "team")
-    name = _NOT_IN_NAMES.sub("-", wanted).strip("-._")[: LONGEST_NAME - 4] or "team"
-    taken = set(names.values()) | {WITHOUT_TEAM}
-    unique = next(each for each in (name, *(f"{name}-{n}" for n in range(2, 1000))) if each not in taken)
+    name = _NOT_IN_NAMES.sub("-", wanted).strip("-._")[: LONGEST_NAME - 8] or "team"
+    unique = next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
+    taken.add(unique)
     names[str(row.get("team_id"))] = unique
     if unique != wanted:
         left_out.append(f"team {wanted!r} is called {unique!r} here")
@@ -94,7 +96,7 @@ def _team(row: Mapping[str, Any], names: dict[str, str], left_out: list[str]) ->
     if row.get("blocked"):
         left_out.append(f"team {unique!r} was blocked; its keys are not taken over")
         names[str(row.get("team_id"))] = ""
-    return TakenTeam(name=unique, models=_models(row.get("models")), limits=_limits(row))
+    return TakenTeam(name=unique, models=_models(row.get("models")), limits=_limits(row, f"team {unique!r}", left_out))
 
 
 def _key(row: Mapping[str, Any], names: Mapping[str, str], left_out: list[str], *, now: float) -> TakenKey | None:
@@ -127,13 +129,15 @@ def _key(row: Mapping[str, Any], names: Mapping[str, str], left_out: list[str], 
         models=_models(row.get("models")),
         note=note,
         expires_at=expires_at,
-        limits=_limits(row),
+        limits=_limits(row, f"key {shown!r}", left_out),
     )
 
 
 def _say_of_budget(row: Mapping[str, Any], whose: str, left_out: list[str]) -> None:
     if row.get("max_budget") is not None:
-        left_out.append(f"the budget of {whose} is in dollars ({row['max_budget']}); give it one in cost units")
+        left_out.append(
+            f"the budget of {whose} is in dollars ({str(row['max_budget'])[:40]!r}); give it one in cost units"
+        )
 
 
 def _models(value: object) -> tuple[str, ...] | None:
@@ -143,13 +147,20 @@ def _models(value: object) -> tuple[str, ...] | None:
     return None if not names or {"all-team-models", "all-proxy-models"} & set(names) else names
 
 
-def _limits(row: Mapping[str, Any]) -> tuple[tuple[LimitKind, int], ...]:
+def _limits(row: Mapping[str, Any], whose: str, left_out: list[str]) -> tuple[tuple[LimitKind, int], ...]:
     columns: Iterable[tuple[str, LimitKind]] = (
         ("rpm_limit", LimitKind.REQUESTS_PER_MINUTE),
         ("tpm_limit", LimitKind.TOKENS_PER_MINUTE),
         ("max_parallel_requests", LimitKind.IN_FLIGHT),
     )
-    return tuple((kind, int(row[name])) for name, kind in columns if isinstance(row.get(name), int) and row[name] >= 0)
+    limits: list[tuple[LimitKind, int]] = []
+    for name, kind in columns:
+        value = str(row.get(name))  # some exports write large numbers as text
+        if value.isascii() and value.isdigit() and len(value) <= 15 and int(value) <= LARGEST_LIMIT:
+            limits.append((kind, int(value)))
+        elif row.get(name) is not None:
+            left_out.append(f"{name} of {whose} is {value[:40]!r}, which is no limit here")
+    return tuple(limits)
 
 
 def _time(value: object) -> float | None:

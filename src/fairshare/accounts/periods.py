@@ -37,6 +37,9 @@ class Span:
         return f"Span({shown(self.begins_at, UTC)}, {shown(self.ends_at, UTC)})"
 
 
+LAST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""Moments behind it cannot be shown in every time zone."""
+
 FOREVER = Span(0.0, float("inf"))
 
 _POINT = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d))?)?")
@@ -58,7 +61,7 @@ def zone(name: str) -> tzinfo:
 def point(text: str, where: tzinfo) -> float:
     """A date, or a date and time, as wall clock seconds. Raises `CallerError`."""
     match = _POINT.fullmatch(text)
-    if match is not None:
+    if match is not None and 1970 <= int(match[1]) < 9999:
         year, month, day, hour, minute, second = (int(part or 0) for part in match.groups())
         try:
             return datetime(year, month, day, hour, minute, second, tzinfo=where).timestamp()

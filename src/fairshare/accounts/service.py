@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from fairshare.accounts import periods
-from fairshare.accounts.kinds import KEY_ID_DIGITS, LONGEST_NAME, LimitKind
+from fairshare.accounts.kinds import KEY_ID_DIGITS, LARGEST_LIMIT, LONGEST_NAME, LimitKind
 from fairshare.accounts.litellm import Taken
 from fairshare.accounts.periods import Period
 from fairshare.accounts.rights import Act, Actor, Role, allowed, check
@@ -34,7 +34,6 @@ from fairshare.storage.accounts import (
 T = TypeVar("T", bound=msgspec.Struct)
 Class = Literal["interactive", "batch"]
 
-LARGEST_LIMIT = 10**12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 PARENT_KIND = {"organisation": None, "team": "organisation", "project": "team"}
@@ -196,6 +195,13 @@ class Accounts:
         seen = [node for node in tree.nodes if node.kind == kind and allowed(actor, Act.SEE, node.id, tree.parents)]
         return [tree.shown(node) for node in sorted(seen, key=lambda node: node.path)]
 
+    async def reach(self, actor: Actor) -> Node | None:
+        """What an actor's role reaches; None: the whole site."""
+        if actor.node_id is None:
+            return None
+        tree = Tree(await self._store.all(NodeRow))
+        return tree.shown(tree.by_id[actor.node_id])
+
     # ------------------------------------------------------------------ keys
 
     async def add_key(
@@ -218,8 +224,8 @@ class Accounts:
             if node.kind == "organisation":
                 raise CallerError("a key belongs to a team or a project, not to a whole organisation")
             check(actor, Act.KEYS, node.id, tree.parents)
-            if expires_at is not None and expires_at <= change.at:
-                raise CallerError("a key must expire in the future")
+            if expires_at is not None and not change.at < expires_at <= periods.LAST:
+                raise CallerError("a key must expire in the future, and before the year 9999")
             secret, sha256 = self._secret()
             key = KeyRow(
                 id=sha256[:KEY_ID_DIGITS],
@@ -307,6 +313,8 @@ class Accounts:
             for key in taken.keys:
                 if await change.one(SecretRow, sha256=key.sha256) is not None:
                     continue
+                if await change.one(KeyRow, id=key.id) is not None:
+                    raise Conflict(f"there already is another key {key.id}; take it out of the export")
                 target = f"key:{key.id}"
                 row = KeyRow(
                     id=key.id,
@@ -412,8 +420,8 @@ class Accounts:
             raise CallerError(f"an increase must be above 0 and at most 1e18 cost units, found {cost_units:g}")
         async with self._changing(actor) as (change, tree):
             row = await self._budget(actor, change, tree, budget_id)
-            if until <= change.at:
-                raise CallerError("an increase must end in the future")
+            if not change.at < until <= periods.LAST:
+                raise CallerError("an increase must end in the future, and before the year 9999")
             await change.add(
                 IncreaseRow(budget_id=row.id, cost_units=cost_units, until=until), target=tree.owner_name(row)
             )

@@ -36,15 +36,19 @@ PAUSES_SECONDS = (1.0, 5.0, 30.0, 120.0, 600.0)
 LAST_SECONDS = 3.0
 """How long what waits may still take when the gateway ends."""
 
-_FAILURES = (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError)
+_FAILURES = (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 
 _NEVER = (
     # Where clouds keep what a machine may know about itself, keys among it, and ways to write IPv4 in IPv6.
     ipaddress.ip_network("169.254.0.0/16"),
     ipaddress.ip_network("100.100.100.200/32"),
+    ipaddress.ip_network("168.63.129.16/32"),
+    ipaddress.ip_network("192.0.0.0/24"),
     ipaddress.ip_network("fd00:ec2::/32"),
     ipaddress.ip_network("fe80::/10"),
+    ipaddress.ip_network("::/96"),
     ipaddress.ip_network("64:ff9b::/96"),
+    ipaddress.ip_network("64:ff9b:1::/48"),
     ipaddress.ip_network("2002::/16"),
     ipaddress.ip_network("2001::/32"),
 )
@@ -182,9 +186,12 @@ def may_be_called(address: str, *, allow_internal: bool) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
+    if ip.is_loopback:
+        return allow_internal
     if ip.is_multicast or ip.is_unspecified or any(ip.version == net.version and ip in net for net in _NEVER):
         return False
-    return allow_internal or ip.is_global
+    # `is_global` does not know the site-local addresses that IPv6 once had.
+    return allow_internal or (ip.is_global and not (isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local))
 
 
 def signature(secret: str, at: int, body: bytes) -> str:
