@@ -2,7 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from fairshare.gateway.metrics import METRICS
 from support.prometheus import DASHBOARD
@@ -42,6 +47,40 @@ def test_what_may_be_chosen_is_used_and_nothing_else_is_asked_for() -> None:
         if asked is not None:
             assert asked[2] in labels_of(asked[1]) | OF_TARGETS
             assert series_in(asked[1])
+
+
+def lost(given: Any, kept: Any, place: str = "") -> Iterator[str]:
+    """What Grafana's types do not know, and what means something else to them."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            yield from lost(value, kept[key], f"{place}/{key}") if key in kept else [f"{place}/{key}"]
+    elif isinstance(given, list):
+        for index, value in enumerate(given):
+            yield from lost(value, kept[index], f"{place}/{index}")
+    elif given != kept:
+        yield place
+
+
+def through_grafana(board: dict[str, Any]) -> list[str]:
+    register_default_plugins()
+    kept = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
+    return list(lost(board, kept))
+
+
+def test_grafana_s_own_types_know_everything_in_it() -> None:
+    # What the data source Prometheus makes of variables and annotations is not among these types.
+    of_prometheus = {
+        "/templating/list/1/definition",
+        "/templating/list/2/definition",
+        "/annotations/list/0/titleFormat",
+        "/annotations/list/0/textFormat",
+        "/annotations/list/0/step",
+    }
+    assert set(through_grafana(BOARD)) == of_prometheus
+    panel = next(panel for panel in PANELS if panel["type"] == "timeseries")
+    wrong = {**panel, "fieldConfig": {"defaults": {"custom": {"lineWidths": 1}}}, "targets": [{"expression": "up"}]}
+    assert "/panels/0/targets/0/expression" in through_grafana({**BOARD, "panels": [wrong]})
+    assert "/panels/0/fieldConfig/defaults/custom/lineWidths" in through_grafana({**BOARD, "panels": [wrong]})
 
 
 def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
