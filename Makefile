@@ -121,8 +121,8 @@ $(PEERS_STAMP): requirements/peers.txt
 peers-litellm: $(PEERS_STAMP) ## LiteLLM beside them, for BENCH="--litellm" (large)
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check "litellm[proxy]==1.108.*"
 
-search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team gets less than it owns, SEEDS=1000 of them
-	SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest --timeout=0 -s tests/core/test_dispatch_search.py tests/core/test_hold_properties.py
+search-dispatch: $(STAMP) ## look for a pool and load in which a flooding team gets less than it owns, SEEDS=1000 FROM=0
+	SEEDS=$(or $(SEEDS),100) FROM=$(FROM) $(BIN)/python -m pytest --timeout=0 -s tests/core/test_dispatch_search.py tests/core/test_hold_properties.py
 
 FROM ?= 0
 

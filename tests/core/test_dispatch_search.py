@@ -7,7 +7,7 @@ Narrow requests get their own with or without headroom. With wide requests engin
 and room for the widest request above their part of C): an engine of four seats runs a request of six in two goes, and
 its last sequences keep seats that count for the team and do nothing for it (see `test_dispatch_under_load.py`).
 
-A few dozen cases run with all tests; `make search-dispatch SEEDS=1000` runs many, and larger ones.
+A few dozen cases run with all tests; `make search-dispatch SEEDS=1000` runs many, and larger ones; FROM=1000 goes on.
 """
 
 import os
@@ -15,7 +15,7 @@ import statistics
 
 from support.search import random_case
 
-SEEDS = int(os.environ.get("SEEDS", "0"))
+SEEDS, FROM = int(os.environ.get("SEEDS", "0")), int(os.environ.get("FROM", "0"))
 
 
 def search(seeds: range, most_requests: int, *, wide: bool) -> None:
@@ -30,8 +30,8 @@ def search(seeds: range, most_requests: int, *, wide: bool) -> None:
 
 
 def test_every_flooding_team_gets_its_own() -> None:
-    search(range(SEEDS or 25), 20_000 if SEEDS else 1500, wide=False)
+    search(range(FROM, FROM + (SEEDS or 25)), 20_000 if SEEDS else 1500, wide=False)
 
 
 def test_every_flooding_team_gets_its_own_beside_wide_requests() -> None:
-    search(range(SEEDS or 25), 20_000 if SEEDS else 1500, wide=True)
+    search(range(FROM, FROM + (SEEDS or 25)), 20_000 if SEEDS else 1500, wide=True)

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from support.walk import Walk
 
-SEEDS = range(int(os.environ.get("SEEDS", "30")))
+FROM = int(os.environ.get("FROM", "0"))
+SEEDS = range(FROM, FROM + int(os.environ.get("SEEDS", "30")))
 STEPS = 120
 
 

@@ -52,7 +52,7 @@ def test_nothing_is_lost_when_many_threads_acquire_release_and_look() -> None:
         for n in range(ROUNDS):
             team = f"t{n % 13}"  # t12 is a stranger
             grant = pool.acquire(team, estimated_tokens=2, slots=2)
-            recorded = pool.record(team, now=0.0, priority=0, borrowing=True, provisional_cost_units=1)
+            recorded = pool.record(pool.state(team), now=0.0, priority=0, borrowing=True, provisional_cost_units=1)
             pool.add_phantoms(team, 1, until=float("inf"))
             grant.release(1)
             recorded.release(1)
@@ -111,7 +111,9 @@ def test_a_remote_grant_released_by_many_threads_at_once_is_released_once() -> N
 
 def _settle_soon(pool: Pool, name: str) -> None:
     now = pool.begin()
-    pool.settle(pool.record(name, now=now, priority=100, borrowing=True, provisional_cost_units=1), 1, now=now)
+    pool.settle(
+        pool.record(pool.state(name), now=now, priority=100, borrowing=True, provisional_cost_units=1), 1, now=now
+    )
 
 
 def _phantom_and_drop(pool: Pool, name: str) -> None:

@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
         naive = self.naive.adopt(team, 3, borrowing, 0, slots)
         self.naive.expect(naive, expected)
         real = self.pool.record(
-            team,
+            self.pool.state(team),
             now=self.pool.begin(),
             priority=3,
             borrowing=borrowing,

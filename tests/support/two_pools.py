@@ -97,6 +97,9 @@ class TwoPools:
         """One random event, and what can be seen after it."""
         rng, queue = self.rng, self._queue()
         self.now += rng.choice([0.0, 0.02, 1.0, 1.0, 7.0])
+        for other in self._queues:  # as their timers would; what is due in this queue, the event itself has to see
+            if other is not queue and (due := other.next_deadline()) is not None and due <= self.now:
+                self._take(self._ready(other).tick())
         what = rng.random()
         if what < 0.5:
             self._take(queue.submitted(self._request(queue)))

@@ -39,10 +39,10 @@ from fairshare.core.decisions import (
 from fairshare.core.heap import KeyedHeap
 from fairshare.core.instances import InstanceLoad, InstanceTable
 from fairshare.core.priority import Standing, borrow_priority, within_share_priority
-from fairshare.core.team_queue import Entry, Estimates, SendKind, TeamQueue
+from fairshare.core.team_queue import Entry, Estimates, SendKind, TeamQueue, learn
 
 if TYPE_CHECKING:
-    from fairshare.core.pool import Grant, Pool
+    from fairshare.core.pool import Pool
 
 RECALL_WINDOW_SECONDS = 300.0
 """How deep the bucket of recall waste is: `recall_waste` of the pool's slot-seconds over five minutes."""
@@ -193,27 +193,28 @@ class HoldQueue:
         if request_id in entries:
             raise ValueError(f"request {request_id!r} was submitted already and is not finished")
         now = pool.begin()
-        # The short way of what most requests are: it fits in its team's whole slots, nothing of its team is held, an
-        # instance has room and seats. Such a request goes whatever else is true, and moves nobody else's place.
+        # The short way of what most requests are: nothing of its team is held, an instance has room, and it is an
+        # owner's, which goes whatever else is true, or the next borrower's. It moves nobody else's place.
         changed, team = self._changed, self._teams.get(request.team)
         if (
             team is not None
-            and slots <= team.free_slots
+            and not team.held
             and self._calm
             and now < self._due_at
             and not changed
-            and not team.held
             and not team.wide_counts
             and self._generation == pool.generation
             and request.state_instance is None
             and (load := self._instances.with_room(request.team, request.preferred_instances)) is not None
-            and load.seats - load.taken_slots >= slots
+            and (kind := self._right_at_once(team, slots, load)) is not None
         ):
             entry = entries[request_id] = Entry(request, self, self._next_sequence)
             self._next_sequence += 1
             team.sent += 1
-            send = self._send(team, entry, SendKind.OWNER, load, now)
+            send = self._send(team, entry, kind, load, now)
             changed.clear()
+            if kind is SendKind.BORROWER:
+                self._refresh_above(team)
             if self._is_weighted:
                 self._note_consumption(request.team)
             return [send]
@@ -337,18 +338,8 @@ class HoldQueue:
         team = self._teams.get(request.team) or self._team(request.team)
         entry = self._entries[request.id] = Entry(request, self, self._next_sequence)
         self._next_sequence += 1
-        entry.weight = 0.0
-        borrowing = standing is Standing.BORROWING
-        grant = self._pool.record(
-            team.name,
-            now=now,
-            priority=0 if priority is None else priority,
-            borrowing=borrowing,
-            slots=request.slots,
-            estimated_tokens=request.estimated_tokens,
-        )
-        kind = SendKind.BORROWER if borrowing else SendKind.OWNER
-        self._sent(team, entry, kind, self._instances.expect(instance_id), grant, now)
+        kind = SendKind.BORROWER if standing is Standing.BORROWING else SendKind.OWNER
+        self._send(team, entry, kind, self._instances.expect(instance_id), now, 0 if priority is None else priority)
         self._count_as_turn_if_above(team, entry, now)
         if began:
             team.recallable.pop(request.id, None)
@@ -465,6 +456,17 @@ class HoldQueue:
             pool_in_flight_slots=self._pool.live_slots,
             capacity_slots=self._pool.capacity,
         )
+
+    def _right_at_once(self, team: TeamQueue, slots: int, load: InstanceLoad) -> SendKind | None:
+        """By which right a request goes at once to an instance with room, if nothing of its team is held and nothing
+        has changed; None: that is for the long way to say."""
+        if slots <= team.free_slots:
+            fits = load.seats - load.taken_slots >= slots and (self.mode is Mode.HOLD or self._fits(team, slots))
+            return SendKind.OWNER if fits else None
+        if slots == 1 and not self._held and self.mode is Mode.HOLD and not self._is_weighted and team.state.share:
+            no_turn = not team.fraction or team.turn_slots or self._turns_taken >= self._turn_slots
+            return SendKind.BORROWER if no_turn and self._has_room() else None
+        return None
 
     def _only_waits(self, team: TeamQueue, request: Request) -> bool:
         """The short way under load: a narrow request behind others of its team changes nobody's place.
@@ -764,21 +766,28 @@ class HoldQueue:
         load = self._place(entry, kind, now, decisions)
         decisions.append(self._send(team, entry, kind, load, now))
 
-    def _send(self, team: TeamQueue, entry: Entry, kind: SendKind, load: InstanceLoad, now: float) -> Send:
-        """Grant a request that is not held (any more) the standing that is true now."""
-        request, pool = entry.request, self._pool
-        slots = request.slots
+    def _send(
+        self, team: TeamQueue, entry: Entry, kind: SendKind, load: InstanceLoad, now: float, priority: int | None = None
+    ) -> Send:
+        """Grant a request that is not held (any more) the standing that is true now, and count it as running here.
+
+        `team` is this queue's record of its team; the request may be a guest's. `priority`: decided before.
+        """
+        request, pool, slots = entry.request, self._pool, entry.request.slots
         borrowing = kind is SendKind.BORROWER
-        if borrowing:
-            priority = borrow_priority(pool.rank(team.name), request.service_class)
+        if priority is not None:
+            entry.weight = 0.0
+        elif kind is SendKind.OWNER:
+            entry.weight, priority = 0.0, within_share_priority(request.service_class)
         else:
-            priority = within_share_priority(request.service_class)
-        entry.weight = 0.0
-        if kind is not SendKind.OWNER:
+            if borrowing:
+                priority = borrow_priority(pool.rank(team.name), request.service_class)
+            else:
+                priority = within_share_priority(request.service_class)
             self._count_right(team, entry, kind, now)
         estimates = team.estimates if team.estimates.cost_count else self._estimates
         grant = pool.record(
-            team.name,
+            team.state,
             now=now,
             priority=priority,
             borrowing=borrowing,
@@ -786,7 +795,13 @@ class HoldQueue:
             estimated_tokens=request.estimated_tokens,
             provisional_cost_units=slots * estimates.cost_units_per_slot,
         )
-        self._sent(team, entry, kind, load, grant, now)
+        entry.queue, entry.team, entry.kind, entry.grant = self, team, kind, grant
+        entry.instance, entry.sent_at = load, now
+        self._instances.place(load, request.team, slots)
+        if not team.state.share:
+            self._renew_state(team)
+        if request.recallable:
+            team.recallable[request.id] = entry
         return Send(
             request_id=request.id,
             pool=self._pool_name,
@@ -800,7 +815,7 @@ class HoldQueue:
     def _count_right(self, team: TeamQueue, entry: Entry, kind: SendKind, now: float) -> None:
         """Count what a request uses that goes by another right than its team's whole slots, and move its team's tag."""
         slots = entry.request.slots
-        entry.estimate_slot_seconds = slots * self._expected_seconds(team)
+        entry.weight, entry.estimate_slot_seconds = 0.0, slots * self._expected_seconds(team)
         if kind is SendKind.TURN:
             start_tag = team.turn_tag
             self._turn_virtual_time = max(self._turn_virtual_time, start_tag)
@@ -830,23 +845,6 @@ class HoldQueue:
             entry.kind = SendKind.TURN
             entry.weight, entry.estimate_slot_seconds = team.fraction, 0.0
             self._take_turn(team, entry.request.slots, now)
-
-    def _sent(
-        self, team: TeamQueue, entry: Entry, kind: SendKind, load: InstanceLoad, grant: "Grant", now: float
-    ) -> None:
-        """Count a request as running here; `team` is this queue's record, the request may be a guest's."""
-        request = entry.request
-        entry.queue = self
-        entry.team = team
-        entry.kind = kind
-        entry.grant = grant
-        entry.instance = load
-        entry.sent_at = now
-        self._instances.place(load, request.team, request.slots)
-        if not team.state.share:
-            self._renew_state(team)
-        if request.recallable:
-            team.recallable[request.id] = entry
 
     def _place(self, entry: Entry, kind: SendKind, now: float, decisions: list[Decision]) -> InstanceLoad:
         """Choose the instance; for an owner without a free seat, take a borrower back (one decision with sending)."""
@@ -944,11 +942,19 @@ class HoldQueue:
 
     def _end(self, entry: Entry, consumed_cost_units: float, now: float, *, recalled: bool) -> None:
         """Settle a dispatched request of this pool: seat, turn, tags, estimates, charge."""
-        request, team = entry.request, entry.team
-        slots = request.slots
-        slot_seconds = slots * (now - entry.sent_at)
+        request, team, kind = entry.request, entry.team, entry.kind
+        slots, seconds = request.slots, now - entry.sent_at
         self._instances.take_off(entry.instance, request.team, slots, aborting=recalled)
         team.recallable.pop(request.id, None)
+        if kind is not SendKind.OWNER:
+            self._give_back_right(team, entry, slots * seconds, now)
+        self._pool.settle(entry.grant, consumed_cost_units, now=now)
+        if not recalled:
+            learn(team.estimates, self._estimates, seconds, consumed_cost_units / slots)
+
+    def _give_back_right(self, team: TeamQueue, entry: Entry, slot_seconds: float, now: float) -> None:
+        """What `_count_right` counted ends, and its team's tag becomes what it would be had the truth been known."""
+        slots = entry.request.slots
         if entry.kind is SendKind.TURN:
             team.turn_slots = 0
             self._settle_turn_debt(now)
@@ -959,11 +965,6 @@ class HoldQueue:
             team.wide_slots -= slots
         elif entry.weight:
             team.borrow_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
-        self._pool.settle(entry.grant, consumed_cost_units, now=now)
-        if not recalled:
-            seconds, cost_units_per_slot = slot_seconds / slots, consumed_cost_units / slots
-            team.estimates.add(seconds, cost_units_per_slot)
-            self._estimates.add(seconds, cost_units_per_slot)
 
     def _refresh_above(self, team: TeamQueue) -> None:
         """Keep the order in which teams are recalled from: most slots above its share first."""

@@ -32,7 +32,6 @@ class InstanceLoad:
         "accepting",
         "entry",
         "id",
-        "in_flight_slots",
         "known_seats",
         "order",
         "part_slots",
@@ -48,7 +47,6 @@ class InstanceLoad:
         self.order = order
         self.accepting = False
         self.removed = False
-        self.in_flight_slots = 0
         self.aborting_slots = 0
         self.taken_slots = 0
         """Slots in flight, and those of recalled requests whose seat may still be taken."""
@@ -73,6 +71,11 @@ class InstanceLoad:
     def part_of(self, team: str) -> float:
         """What a team holds there, over the instance's part of C."""
         return self.slots_by_team.get(team, 0) / self.part_slots
+
+    @property
+    def in_flight_slots(self) -> int:
+        """Slots of what runs there."""
+        return self.taken_slots - self.aborting_slots
 
     @property
     def free_seats(self) -> int:
@@ -164,9 +167,9 @@ class InstanceTable:
 
     def place(self, load: InstanceLoad, team: str, slots: int) -> None:
         """Count a request of `team` as in flight there."""
-        load.in_flight_slots += slots
         load.taken_slots += slots
-        load.slots_by_team[team] = load.slots_by_team.get(team, 0) + slots
+        by_team = load.slots_by_team
+        by_team[team] = by_team.get(team, 0) + slots
         if load.accepting:
             self._moved.add(load)
         else:
@@ -174,10 +177,9 @@ class InstanceTable:
 
     def take_off(self, load: InstanceLoad, team: str, slots: int, *, aborting: bool = False) -> None:
         """A request of `team` no longer runs there. `aborting`: its seat still counts as taken for a while."""
-        load.in_flight_slots -= slots
-        assert load.in_flight_slots >= 0, f"instance {load.id!r} has fewer slots in flight than were taken off"
         left = load.slots_by_team[team] - slots
         if left:
+            assert left > 0, f"instance {load.id!r} has fewer slots in flight than were taken off"
             load.slots_by_team[team] = left
         else:
             del load.slots_by_team[team]
@@ -211,6 +213,9 @@ class InstanceTable:
         the prefix by at most `PREFIX_SLACK` of it. None: no instance has room.
         """
         candidates = self.accepting
+        if len(candidates) == 1 and not excluding:
+            only = candidates[0]
+            return only if only.taken_slots < only.part_slots else None
         if len(candidates) > CANDIDATES:
             candidates = self._emptiest(excluding)
         elif excluding:

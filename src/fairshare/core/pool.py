@@ -17,7 +17,6 @@ from sys import float_info
 from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Self
-from weakref import ref
 
 from fairshare.clock import Clock, monotonic
 from fairshare.core.apportion import Share, apportion_exact, checked_capacity, exact_shares
@@ -120,7 +119,6 @@ class Grant:
     __slots__ = (
         "_pool",
         "_provisional",
-        "_release_remote",
         "_shift",
         "_state",
         "borrowing",
@@ -141,6 +139,8 @@ class Grant:
         estimated_tokens: int = 0,
         pool: "Pool | None" = None,
         state: TeamState | None = None,
+        provisional: float = 0.0,
+        shift: float = 0.0,
     ) -> None:
         self.team = team
         self.priority = priority
@@ -154,21 +154,17 @@ class Grant:
         self._pool = pool
         self._state = state
         """Its team's record while it is open in `pool`."""
-        self._provisional = 0.0
-        self._shift = 0.0
-        self._release_remote: Callable[[float], None] | None = None
+        self._provisional = provisional
+        """Its provisional charge, as the usage scale had it when `shift_half_lives` was `_shift`."""
+        self._shift = shift
 
-    @classmethod
-    def remote(
-        cls, team: str, priority: int, borrowing: bool, saturated: bool, release: Callable[[float], None]
-    ) -> "Grant":
+    @staticmethod
+    def remote(team: str, priority: int, borrowing: bool, saturated: bool, release: Callable[[float], None]) -> "Grant":
         """A grant decided elsewhere (by the replica that owns the pool); no local pool counts it.
 
         The first `release` calls `release` with the consumption: negative, NaN and infinite values as 0.
         """
-        grant = cls(team, priority, borrowing, saturated)
-        grant._release_remote = release
-        return grant
+        return _RemoteGrant(team, priority, borrowing, saturated, release)
 
     @property
     def state(self) -> TeamState | None:
@@ -183,12 +179,7 @@ class Grant:
         flooding team look as consumed as the team it starves.
         """
         if self._pool is not None:
-            self._pool._release(self, consumed)
-            return
-        with _REMOTE_RELEASE:
-            release, self._release_remote = self._release_remote, None
-        if release is not None:
-            release(countable_cost_units(consumed))
+            self._pool.settle(self, consumed, now=self._pool.begin())
 
     def __enter__(self) -> Self:
         return self
@@ -201,6 +192,24 @@ class Grant:
     def __repr__(self) -> str:
         standing = "borrowing" if self.borrowing else "within share"
         return f"<Grant {self.team!r} {standing} priority={self.priority} slots={self.slots}>"
+
+
+class _RemoteGrant(Grant):
+    """See `Grant.remote`."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(
+        self, team: str, priority: int, borrowing: bool, saturated: bool, tell: Callable[[float], None]
+    ) -> None:
+        super().__init__(team, priority, borrowing, saturated)
+        self._tell: Callable[[float], None] | None = tell
+
+    def release(self, consumed: float) -> None:
+        with _REMOTE_RELEASE:
+            tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(countable_cost_units(consumed))
 
 
 class Pool:
@@ -241,13 +250,14 @@ class Pool:
         """Unlisted, never listed teams with nothing in flight, the longest idle first."""
         self.live_slots = 0
         """Slots of open grants; no phantoms. As of the last reading of the clock. Only the pool writes it."""
-        self._phantom_slots = 0
+        self.phantom_slots = 0
+        """Slots counted in flight without a grant. Only the pool writes it."""
         self._phantom_ends: list[tuple[float, int, TeamState]] = []
         """A heap of (until, tie breaker, team), one for each lot; of lots dropped early some may linger."""
         self._tie_breaker = count()
         self._next_due_at = self._scale.rebase_at
         """Until then the passing of time changes nothing but the usage scale."""
-        self._watchers: tuple[ref[set[str]], ...] = ()
+        self._watchers: list[set[str]] = []
         self._stale: list[TeamState] = []
         """Listed teams whose level the ladder does not have."""
         self._ladder = Ladder(())
@@ -378,7 +388,7 @@ class Pool:
         _check_slots(slots)
         with self._lock:
             self._advance()
-            room = self._capacity - self.live_slots - self._phantom_slots
+            room = self._capacity - self.live_slots - self.phantom_slots
             if room <= 0 or min(slots, self._capacity) > room:
                 return None
             return self._decide(team, service_class, estimated_tokens, slots)
@@ -449,7 +459,7 @@ class Pool:
                 heapq.heappush(self._phantom_ends, (until, next(self._tie_breaker), state))
                 self._set_next_due()
             state.phantom_slots += n
-            self._phantom_slots += n
+            self.phantom_slots += n
             self._changed(state)
 
     def drop_phantom(self, team: str) -> bool:
@@ -539,7 +549,7 @@ class Pool:
 
     def record(
         self,
-        team: str,
+        state: TeamState,
         *,
         now: float,
         priority: int,
@@ -558,21 +568,36 @@ class Pool:
         if slots < 1:
             _check_slots(slots)
         with self._lock:
-            state = self._states.get(team) or self._state(team)
-            grant = self._count(state, priority, borrowing, estimated_tokens, slots)
-            if 0.0 < provisional_cost_units < inf:
-                scale = self._scale
-                grant._provisional = scaled = scale.scaled(provisional_cost_units, now)
-                grant._shift = scale.shift_half_lives
-                state.scaled_provisional = min(state.scaled_provisional + scaled, float_info.max)
-                if not state.key_is_stale:
-                    self._mark_stale(state)
-            return grant
+            if not state.listed:
+                state = self._state(state.name)  # that of an idle stranger may have been forgotten
+            scaled = self._scale.scaled(provisional_cost_units, now) if 0.0 < provisional_cost_units < inf else 0.0
+            return self._count(state, priority, borrowing, estimated_tokens, slots, scaled)
 
     def settle(self, grant: Grant, consumed: float, *, now: float) -> None:
         """What `Grant.release` does, at the caller's reading of the clock. Idempotent."""
         with self._lock:
-            self._settle(grant, consumed, now)
+            state = grant._state
+            if state is None:
+                return
+            grant._state = None
+            slots = grant.slots
+            state.in_flight_slots -= slots
+            state.in_flight_tokens -= grant.estimated_tokens
+            if grant.borrowing:
+                state.borrowing_slots -= slots
+            self.live_slots -= slots
+            if provisional := state.scaled_provisional:
+                if state.in_flight_slots:
+                    scaled, moved_half_lives = grant._provisional, self._scale.shift_half_lives - grant._shift
+                    left = provisional - (scaled * 2.0**-moved_half_lives if moved_half_lives else scaled)
+                    state.scaled_provisional = left if left > 0.0 else 0.0
+                else:
+                    state.scaled_provisional = 0.0  # what rounding would leave of a sum of nothing
+                if not state.key_is_stale:
+                    self._mark_stale(state)
+            if 0.0 < consumed < inf:  # as `countable_cost_units` says
+                self._add_usage(state, consumed, now)
+            self._changed(state)
 
     def rank(self, team: str) -> int:
         """The number of teams ahead of this one, see `Ladder.rank`; `MAX_RANK` for a team that shares do not name."""
@@ -592,11 +617,6 @@ class Pool:
             return inf if state is None else state.borrow_key
 
     @property
-    def phantom_slots(self) -> int:
-        """Slots counted in flight without a grant."""
-        return self._phantom_slots
-
-    @property
     def exact_shares(self) -> Mapping[str, Fraction]:
         """Team to share; replaced, not changed, by `set_shares`."""
         return MappingProxyType(self._exact_shares)
@@ -609,11 +629,11 @@ class Pool:
     def watch(self) -> set[str]:
         """A set to which the names of teams are added when their usage, counts, phantoms or share change from now on.
 
-        The caller drains it. The pool forgets it when nobody else holds it.
+        The caller drains it for as long as the pool lives.
         """
         with self._lock:
             changed: set[str] = set()
-            self._watchers = (*(watcher for watcher in self._watchers if watcher() is not None), ref(changed))
+            self._watchers.append(changed)
             return changed
 
     # All below: the lock is held
@@ -672,44 +692,32 @@ class Pool:
         priority = borrow_priority(self._rank(state), service_class)
         return self._count(state, priority, True, estimated_tokens, slots)
 
-    def _count(self, state: TeamState, priority: int, borrowing: bool, estimated_tokens: int, slots: int) -> Grant:
+    def _count(
+        self,
+        state: TeamState,
+        priority: int,
+        borrowing: bool,
+        estimated_tokens: int,
+        slots: int,
+        provisional: float = 0.0,
+    ) -> Grant:
         live_slots = self.live_slots
-        saturated = live_slots + self._phantom_slots >= self._capacity
+        saturated = live_slots + self.phantom_slots >= self._capacity
         state.in_flight_slots += slots
         state.in_flight_tokens += estimated_tokens
         if borrowing:
             state.borrowing_slots += slots
         self.live_slots = live_slots + slots
-        self._changed(state)
-        return Grant(state.name, priority, borrowing, saturated, slots, estimated_tokens, self, state)
-
-    def _release(self, grant: Grant, consumed: float) -> None:
-        with self._lock:
-            self._settle(grant, consumed, self._advance())
-
-    def _settle(self, grant: Grant, consumed: float, now: float) -> None:
-        state = grant._state
-        if state is None:
-            return
-        grant._state = None
-        slots = grant.slots
-        state.in_flight_slots -= slots
-        state.in_flight_tokens -= grant.estimated_tokens
-        if grant.borrowing:
-            state.borrowing_slots -= slots
-        self.live_slots -= slots
-        if provisional := state.scaled_provisional:
-            if state.in_flight_slots:
-                scaled, moved_half_lives = grant._provisional, self._scale.shift_half_lives - grant._shift
-                left = provisional - (scaled * 2.0**-moved_half_lives if moved_half_lives else scaled)
-                state.scaled_provisional = left if left > 0.0 else 0.0
-            else:
-                state.scaled_provisional = 0.0  # what rounding would leave of a sum of nothing
+        if provisional:
+            total = state.scaled_provisional + provisional
+            state.scaled_provisional = total if total < inf else float_info.max
             if not state.key_is_stale:
                 self._mark_stale(state)
-        if 0.0 < consumed < inf:  # as `countable_cost_units` says
-            self._add_usage(state, consumed, now)
         self._changed(state)
+        shift = self._scale.shift_half_lives
+        return Grant(
+            state.name, priority, borrowing, saturated, slots, estimated_tokens, self, state, provisional, shift
+        )
 
     def _add_usage(self, state: TeamState, cost_units: float, now: float) -> None:
         scaled = state.scaled_usage + self._scale.scaled(cost_units, now)
@@ -719,13 +727,13 @@ class Pool:
 
     def _remove_phantom_slots(self, state: TeamState, slots: int) -> None:
         state.phantom_slots -= slots
-        self._phantom_slots -= slots
+        self.phantom_slots -= slots
         self._changed(state)
 
     def _trim_phantom_ends(self) -> None:
         """Take off the top of the heap what is not there any more; rebuild the heap if that is most of it."""
         ends = self._phantom_ends
-        if len(ends) > 2 * self._phantom_slots + 64:  # a lot has at least one slot
+        if len(ends) > 2 * self.phantom_slots + 64:  # a lot has at least one slot
             teams = dict.fromkeys(state for _, _, state in ends)
             ends[:] = [(until, next(self._tie_breaker), state) for state in teams for until, _ in state.lots]
             heapq.heapify(ends)
@@ -751,9 +759,8 @@ class Pool:
     def _changed(self, state: TeamState) -> None:
         if not state.listed:
             self._keep_or_forget(state)
-        for watcher in self._watchers:
-            if (changed := watcher()) is not None:
-                changed.add(state.name)
+        for changed in self._watchers:
+            changed.add(state.name)
 
     def _shown(self) -> list[TeamState]:
         shown = (state for state in self._states.values() if state.listed or state.has_something_to_show)

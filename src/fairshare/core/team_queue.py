@@ -50,6 +50,21 @@ class Estimates:
             self.cost_units_per_slot += (cost_units_per_slot - self.cost_units_per_slot) / self.cost_count
 
 
+def learn(own: Estimates, all_teams: Estimates, seconds: float, cost_units_per_slot: float) -> None:
+    """Add a request that ended to its team's estimates and to those of all teams of its queue."""
+    if own.cost_count == ESTIMATE_MEMORY_REQUESTS and 0.0 <= cost_units_per_slot < math.inf:
+        # Both count no further: all teams' have learned whatever this team's have.
+        own.seconds += (seconds - own.seconds) / ESTIMATE_MEMORY_REQUESTS
+        own.cost_units_per_slot += (cost_units_per_slot - own.cost_units_per_slot) / ESTIMATE_MEMORY_REQUESTS
+        all_teams.seconds += (seconds - all_teams.seconds) / ESTIMATE_MEMORY_REQUESTS
+        all_teams.cost_units_per_slot += (
+            cost_units_per_slot - all_teams.cost_units_per_slot
+        ) / ESTIMATE_MEMORY_REQUESTS
+    else:
+        own.add(seconds, cost_units_per_slot)
+        all_teams.add(seconds, cost_units_per_slot)
+
+
 class Entry:
     """A request that is held or dispatched."""
 
