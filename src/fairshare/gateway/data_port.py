@@ -12,6 +12,7 @@ import ssl
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, cast
 from urllib.parse import unquote
@@ -98,12 +99,13 @@ def _to_nobody(data: bytes) -> None:
     """Writes to a client that is gone."""
 
 
-class Incoming(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Incoming:
     """A request as its bytes come in."""
 
     target: bytes = b""
     method: bytes = b""
-    headers: list[tuple[bytes, bytes]] = []
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     http_1_1: bool = True
     keep_alive: bool = True
     head_complete: bool = False
@@ -122,7 +124,7 @@ class Incoming(msgspec.Struct, eq=False):
     """Ours; no other request of any gateway has it."""
     problem: RequestProblem | None = None
     """What it will be answered; its body is thrown away."""
-    pieces: list[bytes] = []
+    pieces: list[bytes] = field(default_factory=list[bytes])
     size: int = 0
     """Bytes of its body so far."""
     upload: Upload | None = None

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -148,7 +149,8 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-class Exchange(msgspec.Struct, kw_only=True, eq=False):
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
     """One request that goes to an engine."""
 
     driver: PoolDriver
