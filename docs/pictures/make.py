@@ -42,7 +42,8 @@ def main() -> None:
                 page.evaluate("document.querySelector('.pool').scrollIntoView()")
                 page.screenshot(path=FOLDER / "status-phone.png")
             with opened(browser, f"{admin}/", width=1280, height=980) as page:
-                page.get_by_role("button", name=waited(admin)).first.click(timeout=15_000)
+                page.get_by_label("A request's id").fill(waited(admin))
+                page.get_by_role("button", name="Explain").click()
                 page.locator(".steps").wait_for()
                 page.locator("#answer").screenshot(path=FOLDER / "why.png")
             with opened(browser, f"{admin}/team", width=1280, height=980) as page:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairshare.cli import program
-from fairshare.cli.doctor import UNSEEN
+from fairshare.cli.doctor import UNSEEN, UNSEEN_UNLESS_PROBED
 from fairshare.gateway import engine_http, host
 from fairshare.gateway.engine_http import Failure
 from gateway.fake_engines import FakeEngine, FakeNetwork
@@ -54,7 +54,7 @@ def test_engines_in_order_are_shown_with_what_they_are_and_end_with_0(tmp_path: 
             f"  http://three:80: {engine}",
             "  nothing to say",
             "not seen from outside; see how each vLLM is started:",
-            *(f"  {line}" for line in UNSEEN),
+            *(f"  {line}" for line in (UNSEEN, UNSEEN_UNLESS_PROBED)),
         ],
     )
 

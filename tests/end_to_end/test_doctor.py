@@ -1,12 +1,16 @@
 """`fairshare doctor --probe` on running engines: the stand-in must show it what a real vLLM shows."""
 
+import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from end_to_end.processes import EngineProcess, eventually, keys_made, started
+from end_to_end.processes import TESTS, EngineProcess, eventually, keys_made, started
+from fairshare.gateway import engine_http
+from fairshare.gateway.options import InstanceSpec
 
 CONFIG = """
 pools:
@@ -36,13 +40,15 @@ def test_the_probe_tells_the_policies_apart_and_leaves_nothing_behind(
     with started(lambda: EngineProcess("--max-num-seqs", "8", "--step-ms", "4", "--policy", policy)) as engine:
         config.write_text(CONFIG.format(engine=engine.url, search=search))
         result = subprocess.run(
-            [sys.executable, "-m", "fairshare", "doctor", "-c", str(config), "--probe"],
+            [sys.executable, "-m", "end_to_end.looks_often", "doctor", "-c", str(config), "--probe"],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
+            env=os.environ | {"PYTHONPATH": TESTS},
         )
         assert said in result.stdout, result.stdout + result.stderr
+        assert "short-keep-alive" not in result.stdout
         assert "ran 8 sequences at once" in result.stdout or "8 seats" in result.stdout
         assert result.returncode == code
         eventually(lambda: engine.is_idle, "the engine has nothing left of the probe")
@@ -74,3 +80,23 @@ def test_the_doctor_sees_what_an_sglang_does_and_names_its_flags(
         assert said in result.stdout, result.stdout + result.stderr
         assert "8 seats" in result.stdout
         assert result.returncode == code
+
+
+def test_how_long_an_engine_keeps_an_idle_connection_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    async def seen() -> float | None:
+        server = await asyncio.start_server(closing, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await engine_http.kept_open(InstanceSpec(url=f"http://127.0.0.1:{port}"))
+
+    kept = asyncio.run(seen())
+    assert kept is not None
+    assert 0.1 < kept < 5.0
+    monkeypatch.setattr(engine_http, "KEPT_SECONDS", 0.1)
+    assert asyncio.run(seen()) is None

@@ -279,11 +279,15 @@ def pool(*names: str, mode: Mode = Mode.HOLD, capacity: int = 2) -> PoolSpec:
     )
 
 
-def examined(ask: Any, spec: PoolSpec, *, with_probe: bool = False) -> Examination:
+def examined(ask: Any, spec: PoolSpec, *, with_probe: bool = False, kept: float | None = None) -> Examination:
     engine = ask if isinstance(ask, SchedulingEngine) else SchedulingEngine()
 
+    async def keeps(_: InstanceSpec) -> float | None:
+        return kept
+
     async def scenario() -> Examination:
-        return await examine(spec, ask=ask, with_probe=with_probe, clock=lambda: engine.clock, sleep=engine.sleep)
+        clock = lambda: engine.clock  # noqa: E731
+        return await examine(spec, ask=ask, with_probe=with_probe, clock=clock, sleep=engine.sleep, kept=keeps)
 
     return asyncio.run(scenario())
 
@@ -310,6 +314,17 @@ def test_a_probe_that_sees_priority_ignored_is_an_error_with_the_flag_to_set() -
     assert ids(examination) == ["priority-ignored"]
     assert not examination.sound
     assert "--scheduling-policy priority" in examination.findings[0].fix
+
+
+def test_an_engine_that_soon_closes_idle_connections_is_a_warning_with_the_variable_to_set() -> None:
+    examination = examined(SchedulingEngine(), pool("one"), with_probe=True, kept=5.0)
+    assert ids(examination) == ["short-keep-alive"]
+    assert examination.sound
+    assert examination.findings[0].sentence == (
+        "http://one of pool chat closes a connection on which nothing was asked for 5.0 s."
+    )
+    assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE=60" in examination.findings[0].fix
+    assert ids(examined(SchedulingEngine(), pool("one"), kept=5.0)) == ["policy-unverified"]
 
 
 def test_a_probe_that_shows_nothing_is_a_warning() -> None:

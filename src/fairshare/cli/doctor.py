@@ -25,7 +25,8 @@ def doctor(
         bool,
         typer.Option(
             "--probe",
-            help="Also load each engine for a few seconds, to see by its behaviour whether it orders by priority.",
+            help="Also load each engine for a few seconds, to see by its behaviour whether it orders by priority, "
+            "and how long it keeps an idle connection.",
         ),
     ] = False,
     pool: Annotated[
@@ -85,7 +86,7 @@ def doctor(
             return sound
         if any(instance.kind is EngineKind.VLLM for spec in wanted for instance in spec.instances):
             print("not seen from outside; see how each vLLM is started:")
-            for line in UNSEEN:
+            for line in (UNSEEN,) if probe else (UNSEEN, UNSEEN_UNLESS_PROBED):
                 print(f"  {line}")
         if here:
             print("this machine and the store:")
@@ -96,12 +97,13 @@ def doctor(
         raise typer.Exit(1)
 
 
-UNSEEN = (
-    "--shutdown-timeout 60: without it a vLLM that is told to stop cuts what runs, or leaves it open and silent",
+UNSEEN = "--shutdown-timeout 60: without it a vLLM that is told to stop cuts what runs, or leaves it open and silent"
+"""How a vLLM should be started, where nothing that it answers or does says whether it was."""
+
+UNSEEN_UNLESS_PROBED = (
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE=60 in its environment: its default closes idle connections after 5 s, so that the "
-    "gateway opens new ones",
+    "gateway opens new ones (--probe looks)"
 )
-"""How a vLLM should be started, where nothing that it answers says whether it was."""
 
 
 def _show(examination: "Examination") -> None:

@@ -15,12 +15,16 @@ from urllib.parse import urlsplit
 import httptools
 
 from fairshare.errors import TryElsewhere
+from fairshare.gateway.options import InstanceSpec
 from fairshare.gateway.tls import engine_context
 
 MAX_ANSWER_BYTES = 8 << 20
 """More than this is no answer to anything we ask; a vLLM with many models has some 200 KiB of metrics."""
 
 READ_BYTES = 64 << 10
+
+KEPT_SECONDS = 7.0
+"""How long an idle connection is watched: a vLLM closes it after 5 s unless it is told otherwise."""
 
 
 class Failure(StrEnum):
@@ -144,6 +148,32 @@ async def _exchange(method: str, url: str, *, api_key: str | None, ca_file: Path
     finally:
         # Not waited for: what the engine still does with the connection is no concern of ours.
         writer.transport.abort()
+
+
+async def kept_open(spec: InstanceSpec) -> float | None:
+    """After how many seconds an engine closes a connection on which nothing more is asked.
+
+    None: it was still open after `KEPT_SECONDS`, or the engine did not answer.
+    """
+    parts = urlsplit(spec.url)
+    encrypted = parts.scheme == "https"
+    try:
+        async with asyncio.timeout(KEPT_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                parts.hostname,
+                parts.port or (443 if encrypted else 80),
+                ssl=engine_context(spec.ca_file) if encrypted else None,
+            )
+            try:
+                writer.write(f"GET {parts.path}/health HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+                await _read_answer(reader)
+                begun_at = asyncio.get_running_loop().time()
+                await reader.read()
+                return asyncio.get_running_loop().time() - begun_at
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, EngineSilent):
+        return None
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> Answer:

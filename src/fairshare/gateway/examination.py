@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fairshare.clock import Clock
 from fairshare.core.decisions import Mode
-from fairshare.gateway.engine_http import Ask, EngineSilent
+from fairshare.gateway.engine_http import Ask, EngineSilent, kept_open
 from fairshare.gateway.findings import (
     PRIORITY_FLAGS,
     PRIORITY_POLICY,
@@ -18,7 +18,7 @@ from fairshare.gateway.findings import (
     priority_ignored,
     priority_reversed,
 )
-from fairshare.gateway.options import InstanceSpec, PoolSpec
+from fairshare.gateway.options import EngineKind, InstanceSpec, PoolSpec
 from fairshare.gateway.probe import Policy, Probed, probe
 from fairshare.gateway.scrape import ASK_SECONDS, EngineFacts, discover
 
@@ -33,6 +33,8 @@ class Examined:
     facts: EngineFacts = field(default_factory=EngineFacts)
     probed: Probed | None = None
     """None: not probed."""
+    kept_seconds: float | None = None
+    """After how long it closes an idle connection; None: it keeps it, or that was not probed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +59,21 @@ async def examine(
     with_probe: bool,
     clock: Clock,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    kept: Callable[[InstanceSpec], Awaitable[float | None]] = kept_open,
 ) -> Examination:
-    """Asks every engine of the pool what it tells, probes them one after the other if wanted, and judges."""
+    """Asks every engine of the pool what it tells, probes them one after the other if wanted, and judges.
+
+    `kept`: after how many seconds an engine closes an idle connection; None: it keeps it.
+    """
     instances = list(await asyncio.gather(*(_look(ask, instance) for instance in spec.instances)))
     if with_probe:
-        for examined in instances:
-            if not examined.trouble:
-                examined.probed = await _probe(ask, spec, examined, clock, sleep)
+        reached = [examined for examined in instances if not examined.trouble]
+        idle = asyncio.gather(*(kept(examined.spec) for examined in reached if examined.spec.kind is EngineKind.VLLM))
+        for examined in reached:
+            examined.probed = await _probe(ask, spec, examined, clock, sleep)
+        vllms = [examined for examined in reached if examined.spec.kind is EngineKind.VLLM]
+        for examined, seconds in zip(vllms, await idle, strict=True):
+            examined.kept_seconds = seconds
     return Examination(spec=spec, instances=instances, findings=_judge(spec, instances))
 
 
@@ -110,6 +120,8 @@ def _judge(spec: PoolSpec, instances: list[Examined]) -> list[Finding]:
     for examined in instances:
         if examined.probed is not None and spec.mode is not Mode.OBSERVE:
             found += _about_probe(spec, examined, examined.probed)
+        if examined.kept_seconds is not None:
+            found.append(_short_keep_alive(spec, examined, examined.kept_seconds))
     return sorted(found, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
@@ -126,6 +138,19 @@ def _seen(examined: Examined) -> Seen:
         trouble=examined.trouble,
         facts=None if examined.trouble else facts,
         kv_tokens=facts.load.kv_tokens if facts.load is not None else None,
+    )
+
+
+def _short_keep_alive(spec: PoolSpec, examined: Examined, seconds: float) -> Finding:
+    return Finding(
+        id="short-keep-alive",
+        severity=Severity.WARNING,
+        pool=spec.name,
+        instance_id=examined.spec.id,
+        sentence=f"{examined.spec.id} of pool {spec.name} closes a connection on which nothing was asked for "
+        f"{seconds:.1f} s.",
+        why="The gateway opens a new one after every such pause, which costs the next request its time.",
+        fix="VLLM_HTTP_TIMEOUT_KEEP_ALIVE=60 in the engine's environment.",
     )
 
 
