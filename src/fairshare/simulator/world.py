@@ -7,7 +7,7 @@ never ahead of what it will be sent, and hours of mere decoding cost next to not
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
@@ -23,239 +23,14 @@ from fairshare.engine.scheduler import Change, Event, Policy, Scheduler, Schedul
 from fairshare.simulator import measures
 from fairshare.simulator.outcome import Outcome, PoolOutcome, TeamOutcome, Windows
 from fairshare.simulator.policies import HELD, UNHELD, GatewayPolicy, PolicyName, make_policy
+from fairshare.simulator.records import Call, Client, Domain, Engine, Sequence
 from fairshare.simulator.replicas import Cluster, ReplicatedPool
 from fairshare.simulator.scenario import Change as PlannedChange
-from fairshare.simulator.scenario import Failure, Load, PoolPlan, Scenario
+from fairshare.simulator.scenario import Failure, PoolPlan, Scenario
 from fairshare.simulator.traces import Arrival
-
-RETURN_SECONDS = 1.0
-"""A team returns when its demand reaches its whole slots after having been below for at least this long."""
 
 SCRAPE_SECONDS = 2.0
 """How often the gateway scrapes its engines (`fairshare.gateway.instances`)."""
-
-
-class _Client:
-    """One client of a load, or the source of an open loop; with random numbers of its own.
-
-    So what it asks for does not depend on how others are served, and policies are compared on the same requests.
-    """
-
-    __slots__ = ("closed", "load", "rng", "team")
-
-    def __init__(self, team: str, load: Load, rng: random.Random) -> None:
-        self.team = team
-        self.load = load
-        self.rng = rng
-        self.closed = load.clients > 0
-
-    def pause_end(self, at: float) -> float:
-        """The first time from `at` on at which it sends."""
-        load = self.load
-        at = max(at, load.start)
-        if load.on:
-            into = (at - load.start) % (load.on + load.off)
-            if into >= load.on:
-                return at + load.on + load.off - into
-        return at
-
-
-class _Call:
-    """One request of a client, until it has its answer."""
-
-    __slots__ = (
-        "account",
-        "asked_at",
-        "attempt",
-        "borrowed",
-        "client",
-        "domain",
-        "engine",
-        "first_token_at",
-        "id",
-        "outputs",
-        "prompt_tokens",
-        "request",
-        "sequences",
-        "started_at",
-        "streams",
-        "unfinished",
-    )
-
-    def __init__(
-        self,
-        id: str,
-        domain: "_Domain",
-        account: "_Account",
-        client: _Client | None,
-        request: Request,
-        prompt_tokens: int,
-        outputs: list[int],
-        streams: bool,
-        at: float,
-    ) -> None:
-        self.id = id
-        self.domain = domain
-        self.account = account
-        self.client = client
-        self.request = request
-        self.prompt_tokens = prompt_tokens
-        self.outputs = outputs
-        self.streams = streams
-        self.asked_at = at
-        self.attempt = 0
-        """Grows when it is sent, recalled or broken off: what was under way for an earlier one is void."""
-        self.engine: _Engine | None = None
-        self.sequences: list[_Sequence] = []
-        self.unfinished = 0
-        self.started_at: float | None = None
-        self.first_token_at: float | None = None
-        self.borrowed = False
-
-
-class _Sequence:
-    """One sequence of a call at an engine."""
-
-    __slots__ = (
-        "attempt",
-        "call",
-        "counted_tokens",
-        "engine",
-        "id",
-        "output_tokens",
-        "prompt_counted",
-        "running_since",
-    )
-
-    def __init__(self, id: str, call: _Call, engine: "_Engine", output_tokens: int) -> None:
-        self.id = id
-        self.call = call
-        self.engine = engine
-        self.attempt = call.attempt
-        self.output_tokens = output_tokens
-        self.running_since: float | None = None
-        self.prompt_counted = False
-        self.counted_tokens = 0
-        """Tokens of it that are in the windows already."""
-
-
-class _Account:
-    """What one team has in one pool now, and since the last sample."""
-
-    __slots__ = (
-        "below_since",
-        "outcome",
-        "output_tokens",
-        "prompt_tokens",
-        "returned_at",
-        "running",
-        "slot_seconds",
-        "waiting",
-        "waiting_seconds",
-        "waiting_since",
-        "whole_slots",
-    )
-
-    def __init__(self, outcome: TeamOutcome) -> None:
-        self.outcome = outcome
-        self.whole_slots = outcome.whole_slots
-        self.running = 0
-        self.waiting = 0
-        self.waiting_since = 0.0
-        self.waiting_seconds = 0.0
-        self.slot_seconds = 0.0
-        self.output_tokens = 0
-        self.prompt_tokens = 0
-        self.below_since = -inf
-        """Since when its demand is below its whole slots."""
-        self.returned_at: float | None = None
-
-    def wait(self, sequences: int, now: float) -> None:
-        """More of its sequences wait (or fewer, if negative)."""
-        before = self.waiting
-        self.waiting += sequences
-        if not before:
-            self.waiting_since = now
-        elif not self.waiting:
-            self.waiting_seconds += max(0.0, now - self.waiting_since)
-
-    def demand_rose(self, slots: int, now: float) -> None:
-        """It has just submitted a request."""
-        demand = self.running + self.waiting
-        if demand - slots < self.whole_slots <= demand and now - self.below_since >= RETURN_SECONDS:
-            self.returned_at = now
-
-    def demand_fell(self, slots: int, now: float) -> None:
-        """A request of it has just ended."""
-        demand = self.running + self.waiting
-        if demand < self.whole_slots <= demand + slots:
-            self.below_since = now
-            if self.returned_at is not None:
-                self.returned_at = None
-                self.outcome.unfulfilled_returns += 1
-
-
-class _Engine:
-    """One engine of a pool, and up to when it is certain to stay quiet."""
-
-    __slots__ = ("domain", "index", "instance_id", "scheduler")
-
-    def __init__(self, domain: "_Domain", index: int, instance_id: str) -> None:
-        self.domain = domain
-        self.index = index
-        """In the world's list of engines."""
-        self.instance_id = instance_id
-        self.scheduler: Scheduler
-
-
-class _Domain:
-    """One pool with its policy, its engines and what is measured of it."""
-
-    __slots__ = (
-        "accounts",
-        "capacity",
-        "capacity_seconds",
-        "config",
-        "configured_capacity",
-        "engines",
-        "healthy",
-        "held",
-        "in_flight_slots",
-        "outcome",
-        "plan",
-        "policy",
-        "pool",
-        "touched_at",
-        "trims",
-    )
-
-    def __init__(self, plan: PoolPlan, config: SchedulerConfig, pool: Pool, outcome: PoolOutcome) -> None:
-        self.plan = plan
-        self.config = config
-        self.pool = pool
-        self.policy: GatewayPolicy
-        self.engines: dict[str, _Engine] = {}
-        self.healthy: dict[str, bool] = {}
-        self.trims: dict[str, Trim] = {}
-        """Of each engine, where the capacity adapts."""
-        self.configured_capacity = plan.capacity
-        self.capacity = plan.capacity
-        self.outcome = outcome
-        self.accounts = {team: _Account(one) for team, one in outcome.teams.items()}
-        self.held = 0
-        self.in_flight_slots = 0
-        self.touched_at = 0.0
-        self.capacity_seconds = 0.0
-        """C x time since the last sample."""
-
-    def touch(self, now: float) -> None:
-        """Account for C and for idle slots until now; before C changes and anything is sent, held or released."""
-        self.capacity_seconds += self.capacity * (now - self.touched_at)
-        if self.held:
-            idle_slots = self.capacity - self.in_flight_slots
-            if idle_slots > 0:
-                self.outcome.idle_slot_seconds += idle_slots * (now - self.touched_at)
-        self.touched_at = now
 
 
 class World:
@@ -267,7 +42,7 @@ class World:
         policy: PolicyName,
         *,
         seed: int | None = None,
-        arrivals: Sequence[Arrival] = (),
+        arrivals: Iterable[Arrival] = (),
         tokens_per_minute: float = inf,
         only_team: str | None = None,
         make_scheduler: Callable[[SchedulerConfig, Callable[[Change, str], None]], Scheduler] = Scheduler,
@@ -283,9 +58,9 @@ class World:
         self._half_round_trip = scenario.round_trip / 2.0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
-        self._calls: dict[str, _Call] = {}
-        self._sequences: dict[str, _Sequence] = {}
-        self._engines: list[_Engine] = []
+        self._calls: dict[str, Call] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._engines: list[Engine] = []
         self._quiet_until: list[float] = []
         """Of each engine."""
         self._deadlines: list[float] = []
@@ -300,7 +75,7 @@ class World:
         self._cluster = self._replicas()
         made: dict[str, GatewayPolicy] = {}
 
-        def policy_of(domain: _Domain) -> GatewayPolicy:
+        def policy_of(domain: Domain) -> GatewayPolicy:
             plan = domain.plan
             if self._cluster is not None:
                 return ReplicatedPool(self._cluster, plan.name)
@@ -321,7 +96,7 @@ class World:
 
     # ------------------------------------------------------------------ making
 
-    def _domain(self, plan: PoolPlan) -> _Domain:
+    def _domain(self, plan: PoolPlan) -> Domain:
         shares = self.scenario.shares_of(plan)
         teams = {team: TeamOutcome(team, float(share), floor(share * plan.capacity)) for team, share in shares.items()}
         for team in self.scenario.teams:
@@ -336,7 +111,7 @@ class World:
         )
         pool = Pool(plan.name, plan.capacity, shares, plan.half_life, clock=lambda: self.now)
         config = plan.engines.config(with_headroom=self._policy_name not in UNHELD)
-        domain = _Domain(plan, config, pool, outcome)
+        domain = Domain(plan, config, pool, outcome)
         for number in range(plan.engines.count):
             self._add_engine(domain, f"{plan.name}-{number}")
         return domain
@@ -351,16 +126,16 @@ class World:
             self._at(failure.at, self._lose_replica, failure)
         return Cluster(plan, self._policy_name, pools, clock=lambda: self.now)
 
-    def _add_engine(self, domain: _Domain, instance_id: str) -> None:
+    def _add_engine(self, domain: Domain, instance_id: str) -> None:
         index = len(self._engines)
-        engine = _Engine(domain, index, instance_id)
+        engine = Engine(domain, index, instance_id)
         engine.scheduler = self._scheduler(engine)
         self._engines.append(engine)
         self._quiet_until.append(inf)
         domain.engines[instance_id] = engine
         domain.healthy[instance_id] = True
 
-    def _scheduler(self, engine: _Engine) -> Scheduler:
+    def _scheduler(self, engine: Engine) -> Scheduler:
         config = engine.domain.config
         if self._policy_name is PolicyName.FCFS:
             config = replace(config, policy=Policy.FCFS)
@@ -368,7 +143,7 @@ class World:
             config, lambda change, sequence_id: self._seen_at_engine(engine, change, sequence_id)
         )
 
-    def _instances(self, domain: _Domain) -> list[Instance]:
+    def _instances(self, domain: Domain) -> list[Instance]:
         """The pool's instances as records, each with its integer part of C."""
         parts = self._parts(domain)
         seats = domain.config.max_num_seqs if domain.plan.engines.known_seats else None
@@ -383,7 +158,7 @@ class World:
         ]
 
     @staticmethod
-    def _parts(domain: _Domain) -> dict[str, int]:
+    def _parts(domain: Domain) -> dict[str, int]:
         """Each healthy engine's integer part of C = floor(capacity x healthy / configured), before any trim."""
         healthy = [name for name, well in domain.healthy.items() if well]
         if not healthy:
@@ -392,18 +167,18 @@ class World:
         return apportion(capacity, {name: Fraction(1, len(healthy)) for name in healthy})
 
     @staticmethod
-    def _effective(domain: _Domain, name: str, part_slots: int) -> int:
+    def _effective(domain: Domain, name: str, part_slots: int) -> int:
         trim = domain.trims.get(name)
         return part_slots if trim is None else trim.effective(part_slots)
 
-    def _start(self, arrivals: Sequence[Arrival]) -> None:
+    def _start(self, arrivals: Iterable[Arrival]) -> None:
         for team in self.scenario.teams:
             if self._only_team is not None and team.name != self._only_team:
                 continue
             for number, load in enumerate(team.loads):
                 for client in range(max(1, load.clients)):
                     rng = random.Random(f"{self.seed}/{team.name}/{number}/{client}")
-                    self._start_client(_Client(team.name, load, rng))
+                    self._start_client(Client(team.name, load, rng))
         if self._only_team is not None:
             arrivals = [arrival for arrival in arrivals if arrival.team == self._only_team]
         self._next_of_trace(iter(arrivals), None)
@@ -415,7 +190,7 @@ class World:
                 self._at(SCRAPE_SECONDS, self._scrape, domain)
         self._at(self.scenario.window, self._sample)
 
-    def _start_client(self, client: _Client) -> None:
+    def _start_client(self, client: Client) -> None:
         load = client.load
         if load.rate:
             self._at(client.pause_end(load.start) + client.rng.expovariate(load.rate), self._arrive_open, client)
@@ -472,22 +247,22 @@ class World:
             self._engine_said(engine, event)
         quiet[index] = scheduler.quiet_until()
 
-    def _catch_up(self, engine: _Engine) -> None:
+    def _catch_up(self, engine: Engine) -> None:
         """Bring an engine to the present; nothing can happen on the way."""
         events = engine.scheduler.advance(self.now)
         assert not events, f"{engine.instance_id} was not quiet until {self.now}: {events}"
 
     # ------------------------------------------------------------------ clients
 
-    def _think(self, client: _Client) -> float:
+    def _think(self, client: Client) -> float:
         think_seconds = client.load.think
         return client.rng.expovariate(1.0 / think_seconds) if think_seconds else 0.0
 
-    def _arrive_closed(self, client: _Client) -> None:
+    def _arrive_closed(self, client: Client) -> None:
         if self.now < client.load.stop:
             self._ask(client)
 
-    def _arrive_open(self, client: _Client) -> None:
+    def _arrive_open(self, client: Client) -> None:
         load = client.load
         if self.now >= load.stop:
             return
@@ -498,7 +273,7 @@ class World:
         self._ask(client)
         self._at(self.now + client.rng.expovariate(load.rate), self._arrive_open, client)
 
-    def _burst(self, client: _Client) -> None:
+    def _burst(self, client: Client) -> None:
         load = client.load
         if self.now >= load.stop:
             return
@@ -507,7 +282,7 @@ class World:
         if load.every:
             self._at(self.now + load.every, self._burst, client)
 
-    def _ask(self, client: _Client) -> None:
+    def _ask(self, client: Client) -> None:
         load, rng = client.load, client.rng
         prompt_tokens = load.prompt.draw(rng)
         outputs = [load.output.draw(rng) for _ in range(load.n)]
@@ -537,8 +312,8 @@ class World:
 
     def _submit(
         self,
-        domain: _Domain,
-        client: _Client | None,
+        domain: Domain,
+        client: Client | None,
         request: Request,
         prompt_tokens: int,
         outputs: list[int],
@@ -547,13 +322,13 @@ class World:
         self._requests += 1
         account = domain.accounts[request.team]
         prompt_tokens = min(prompt_tokens, domain.config.max_model_len - 1)
-        call = _Call(request.id, domain, account, client, request, prompt_tokens, outputs, streams, self.now)
+        call = Call(request.id, domain, account, client, request, prompt_tokens, outputs, streams, self.now)
         self._calls[call.id] = call
         account.outcome.submitted += 1
         domain.outcome.longest_prompt_tokens = max(domain.outcome.longest_prompt_tokens, prompt_tokens)
         self._offer(call)
 
-    def _offer(self, call: _Call) -> None:
+    def _offer(self, call: Call) -> None:
         """The request reaches the gateway."""
         domain, account, slots = call.domain, call.account, call.request.slots
         domain.touch(self.now)
@@ -562,7 +337,7 @@ class World:
         account.demand_rose(slots, self.now)
         self._carry_out(domain, domain.policy.submitted(call.request))
 
-    def _answered(self, call: _Call) -> None:
+    def _answered(self, call: Call) -> None:
         """The client has its answer, or knows that there is none."""
         client = call.client
         if client is not None and client.closed:
@@ -570,7 +345,7 @@ class World:
 
     # ------------------------------------------------------------------ gateway
 
-    def _carry_out(self, domain: _Domain, decisions: list[Decision]) -> None:
+    def _carry_out(self, domain: Domain, decisions: list[Decision]) -> None:
         for decision in decisions:
             call = self._calls[decision.request_id]
             match decision:
@@ -589,7 +364,7 @@ class World:
             deadline = domain.policy.next_deadline()
             self._deadlines[index] = inf if deadline is None else deadline
 
-    def _send(self, call: _Call, send: Send) -> None:
+    def _send(self, call: Call, send: Send) -> None:
         call.domain.touch(self.now)
         call.domain.held -= 1
         runs_in = call.domain if send.pool == call.domain.plan.name else self._by_name[send.pool]
@@ -600,7 +375,7 @@ class World:
         call.engine = runs_in.engines[send.instance_id]
         self._at(self.now + self._half_round_trip, self._reach_engine, call, call.attempt, send.priority or 0)
 
-    def _reach_engine(self, call: _Call, attempt: int, priority: int) -> None:
+    def _reach_engine(self, call: Call, attempt: int, priority: int) -> None:
         engine = call.engine
         if call.attempt != attempt or engine is None:
             return
@@ -608,7 +383,7 @@ class World:
         scheduler = engine.scheduler
         outputs = call.outputs
         names = [call.id] if len(outputs) == 1 else [f"{call.id}.{number}" for number in range(len(outputs))]
-        call.sequences = [_Sequence(name, call, engine, tokens) for name, tokens in zip(names, outputs, strict=True)]
+        call.sequences = [Sequence(name, call, engine, tokens) for name, tokens in zip(names, outputs, strict=True)]
         call.unfinished = len(outputs)
         for sequence in call.sequences:
             self._sequences[sequence.id] = sequence
@@ -621,7 +396,7 @@ class World:
             )
         self._quiet_until[engine.index] = scheduler.quiet_until()
 
-    def _recall(self, call: _Call, recall: Recall) -> None:
+    def _recall(self, call: Call, recall: Recall) -> None:
         engine = call.engine
         assert engine is not None
         domain = engine.domain
@@ -640,17 +415,17 @@ class World:
         self._at(self.now + self._half_round_trip, self._abort, engine, sequences)
         self._at(self.now + 2.0 * self._half_round_trip, self._abort_is_known, call.domain, call.id)
 
-    def _abort(self, engine: _Engine, sequences: list[_Sequence]) -> None:
+    def _abort(self, engine: Engine, sequences: list[Sequence]) -> None:
         """The connection of a recalled request closes at its engine."""
         self._catch_up(engine)
         for sequence in sequences:
             self._leave_engine(engine, sequence)
         self._quiet_until[engine.index] = engine.scheduler.quiet_until()
 
-    def _abort_is_known(self, domain: _Domain, request_id: str) -> None:
+    def _abort_is_known(self, domain: Domain, request_id: str) -> None:
         self._carry_out(domain, domain.policy.aborted(request_id))
 
-    def _leave_engine(self, engine: _Engine, sequence: _Sequence) -> None:
+    def _leave_engine(self, engine: Engine, sequence: Sequence) -> None:
         """A sequence is aborted; what was computed for it is thrown away."""
         if self._sequences.get(sequence.id) is not sequence:
             return
@@ -666,7 +441,7 @@ class World:
         scheduler.abort(sequence.id)
         del self._sequences[sequence.id]
 
-    def _refused(self, call: _Call, refused: Refused) -> None:
+    def _refused(self, call: Call, refused: Refused) -> None:
         domain, account, slots = call.domain, call.account, call.request.slots
         domain.touch(self.now)
         domain.held -= 1
@@ -675,11 +450,11 @@ class World:
         account.demand_fell(slots, self.now)
         self._at(self.now + refused.retry_after_seconds, self._offer, call)
 
-    def _first_byte(self, call: _Call, attempt: int) -> None:
+    def _first_byte(self, call: Call, attempt: int) -> None:
         if call.attempt == attempt:
             self._carry_out(call.domain, call.domain.policy.first_byte(call.id))
 
-    def _ended(self, call: _Call, attempt: int) -> None:
+    def _ended(self, call: Call, attempt: int) -> None:
         """The gateway has the whole answer."""
         if call.attempt != attempt:
             return
@@ -695,7 +470,7 @@ class World:
         self._answered(call)
         self._carry_out(call.domain, decisions)
 
-    def _note_first_token(self, call: _Call) -> None:
+    def _note_first_token(self, call: Call) -> None:
         outcome = call.account.outcome
         if call.first_token_at is not None and call.asked_at >= self.scenario.warm_up:
             outcome.asked_at.append(call.asked_at)
@@ -704,7 +479,7 @@ class World:
 
     # ------------------------------------------------------------------ engines
 
-    def _seen_at_engine(self, engine: _Engine, change: Change, sequence_id: str) -> None:
+    def _seen_at_engine(self, engine: Engine, change: Change, sequence_id: str) -> None:
         sequence = self._sequences[sequence_id]
         call = sequence.call
         account = call.account
@@ -728,7 +503,7 @@ class World:
         self._leave_seat(sequence, now)
         account.wait(1, now)
 
-    def _engine_said(self, engine: _Engine, event: Event) -> None:
+    def _engine_said(self, engine: Engine, event: Event) -> None:
         """A first token or an end, at the end of the engine's last step."""
         sequence = self._sequences[event.request_id]
         call = sequence.call
@@ -755,18 +530,18 @@ class World:
             self._at(known_at, self._ended, call, call.attempt)
         call.account.demand_fell(1, at)
 
-    def _count_tokens(self, sequence: _Sequence, generated: int) -> None:
+    def _count_tokens(self, sequence: Sequence, generated: int) -> None:
         sequence.call.account.output_tokens += generated - sequence.counted_tokens
         sequence.counted_tokens = generated
 
-    def _leave_seat(self, sequence: _Sequence, at: float) -> None:
+    def _leave_seat(self, sequence: Sequence, at: float) -> None:
         account = sequence.call.account
         assert sequence.running_since is not None
         account.slot_seconds += max(0.0, at - max(sequence.running_since, self._sampled_at))
         account.running -= 1
         sequence.running_since = None
 
-    def _note_wait(self, call: _Call, now: float) -> None:
+    def _note_wait(self, call: Call, now: float) -> None:
         outcome = call.account.outcome
         waited_seconds = now - call.asked_at
         outcome.longest_wait_seconds = max(outcome.longest_wait_seconds, waited_seconds)
@@ -787,7 +562,7 @@ class World:
             self._lose_engine(domain, list(domain.engines.values())[change.lose_engine], change.lasting)
         self._set_capacity(domain)
 
-    def _set_capacity(self, domain: _Domain) -> None:
+    def _set_capacity(self, domain: Domain) -> None:
         """C is what the healthy engines' parts add up to."""
         domain.touch(self.now)
         domain.capacity = sum(self._effective(domain, name, part) for name, part in self._parts(domain).items())
@@ -799,7 +574,7 @@ class World:
             account.whole_slots = floor(domain.pool.exact_shares.get(team, Fraction(0)) * domain.capacity)
         self._carry_out(domain, decisions + domain.policy.capacity_changed())
 
-    def _scrape(self, domain: _Domain) -> None:
+    def _scrape(self, domain: Domain) -> None:
         """As the gateway does it: what waits inside each engine may move its part of C."""
         queue = domain.policy
         assert isinstance(queue, HoldQueue)
@@ -815,7 +590,7 @@ class World:
             self._set_capacity(domain)
         self._at(self.now + SCRAPE_SECONDS, self._scrape, domain)
 
-    def _lose_engine(self, domain: _Domain, engine: _Engine, seconds: float) -> None:
+    def _lose_engine(self, domain: Domain, engine: Engine, seconds: float) -> None:
         """The engine dies: its connections are reset, and it is empty when it comes back.
 
         A request of which nothing had come back is sent once more, to another engine, as the gateway does.
@@ -844,7 +619,7 @@ class World:
             self._answered(call)
             self._carry_out(call.domain, decisions)
 
-    def _fail(self, call: _Call) -> None:
+    def _fail(self, call: Call) -> None:
         """A request ends without an answer; nothing of it is left at its engine."""
         slots = call.request.slots
         if call.engine is None:
@@ -879,7 +654,7 @@ class World:
         self._cluster.start(place)
         self._see_deadlines()
 
-    def _engine_is_back(self, domain: _Domain, engine: _Engine) -> None:
+    def _engine_is_back(self, domain: Domain, engine: Engine) -> None:
         domain.healthy[engine.instance_id] = True
         self._set_capacity(domain)
 
@@ -903,7 +678,7 @@ class World:
             self._progress(now)
         self._at(now + self.scenario.window, self._sample)
 
-    def _close_window(self, domain: _Domain, now: float, seconds: float, measured: bool) -> None:
+    def _close_window(self, domain: Domain, now: float, seconds: float, measured: bool) -> None:
         domain.touch(now)
         if not measured:
             domain.outcome.idle_slot_seconds = 0.0
