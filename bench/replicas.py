@@ -1,13 +1,16 @@
 """What it costs that another process decides, and what more workers bring.
 
-    make bench-replicas           # the tables below, and bench/results/replicas.json
-    make bench-replicas BENCH="--seconds 4 --part decisions"
+    make bench-replicas                                           # under four minutes; writes docs/scaling.md's tables
+    make bench-replicas BENCH="--seconds 4 --part decisions"      # prints one of them
 
 Part "decisions": an owner and 1, 2 or 4 askers, real processes with the real peer link, no HTTP. A decision is an
-acquire and its release. First as many as they can make (askers keep 64 open each), then half as many (at most 10,000/s)
-at random times, for the latency: from the submit to the decision in the asker, beside the same queue asked in the same
-process.
-Part "workers": `fairshare serve --workers` behind real connections, as in `make bench`.
+acquire and its release. First as many as they can make (askers keep 64 open each), then 10,000/s, or half as many as
+they could make, at random times, for the latency: from the submit to the decision in the asker, beside the same asked
+of a queue in the asker itself at the same moment. `asked`: requests that take two slots, which are never lent. `lent`:
+requests of one slot, most of which use one that was lent.
+Part "workers": `fairshare serve --workers` behind real connections, as in `make bench`; beside them as many gateways
+that know nothing of each other, each with its part of the connections.
+Part "limit": `owner_limit.py` with the costs that part "decisions" found.
 """
 
 import argparse
@@ -24,14 +27,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from fairshare.core.decisions import Decision, DispatchQueue, Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
@@ -43,13 +45,20 @@ from fairshare.replicas.peers import PeerAddress
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
 from gateway import CONNECTIONS, STREAMED, WHOLE, key_of
-from processes import BENCH, Process, free_ports, measured
+from owner_limit import REPLICAS, Costs, simulated, table
+from processes import BENCH, Load, Process, free_ports
 
 OPEN_AT_ONCE = 64
 TEAMS = 20
+ASKERS = (1, 2, 4)
+WORKERS = (1, 2, 4)
+KINDS = {"asked": 2, "lent": 1}
+"""To the slots of a request."""
 
 HALF_RATE = 10_000.0
 """Decisions per second at which latency is measured at most: half of what an owner is to make."""
+
+PAGE = BENCH.parent / "docs" / "scaling.md"
 
 
 # ---------------------------------------------------------------------- one replica, for part "decisions"
@@ -63,10 +72,11 @@ def fresh(names: Sequence[str], parts: int) -> dict[str, DispatchQueue]:
 
 
 class Asker:
-    """Submits requests to a pool's queue, and ends each as soon as it is sent."""
+    """Submits requests to a pool's queue, and ends each in the next turn after it is sent."""
 
     def __init__(self, queue: DispatchQueue) -> None:
         self.queue = queue
+        self.slots = 1
         self.submitted: dict[str, float] = {}
         self.latencies: list[float] = []
         self.number = 0
@@ -76,15 +86,18 @@ class Asker:
         self.number += 1
         request_id = str(self.number)
         self.submitted[request_id] = time.perf_counter()
-        self.decided(self.queue.submitted(Request(request_id, f"team{self.number % TEAMS}")))
+        self.decided(self.queue.submitted(Request(request_id, f"team{self.number % TEAMS}", slots=self.slots)))
 
     def decided(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             if isinstance(decision, Send):
                 self.latencies.append(time.perf_counter() - self.submitted.pop(decision.request_id))
-                self.decided(self.queue.released(decision.request_id, 1.0))
-                if self.again:
-                    self.submit()
+                asyncio.get_running_loop().call_soon(self.ends, decision.request_id)
+
+    def ends(self, request_id: str) -> None:
+        self.decided(self.queue.released(request_id, 1.0))
+        if self.again:
+            self.submit()
 
 
 async def replica(job: dict[str, Any]) -> None:
@@ -112,15 +125,22 @@ async def replica(job: dict[str, Any]) -> None:
     commands: asyncio.Queue[str] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(sys.stdin, lambda: commands.put_nowait(sys.stdin.readline()))
     while command := await commands.get():
-        print(json.dumps(await asked(asker, json.loads(command))), flush=True)
+        found = await asked(asker, json.loads(command))
+        role = replication.status("chat").role
+        if role != "follower":
+            raise SystemExit(f"an asker is {role}, not follower, any more: the machine is too busy for this")
+        print(json.dumps(found), flush=True)
 
 
 async def asked(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
     asker.latencies.clear()
+    asker.slots = job["slots"]
+    here = Asker(fresh(("chat",), 1)["chat"])
+    here.slots = asker.slots
     began = time.perf_counter()
     if job["kind"] == "closed":
         asker.again = True
-        for _ in range(OPEN_AT_ONCE):
+        for _ in range(job["open"]):
             asker.submit()
         await asyncio.sleep(job["seconds"])
         asker.again = False
@@ -128,19 +148,23 @@ async def asked(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
         due, rng = began, random.Random(job["seed"])
         while due < began + job["seconds"]:
             due += rng.expovariate(job["rate"])
-            # Whatever is due by now goes: the timer is coarser than the rate.
-            if due > time.perf_counter():
-                await asyncio.sleep(due - time.perf_counter())
-            asker.submit()
+            # Timers are coarser than the rate: with a core to itself the asker looks whether it is time.
+            while (left := due - time.perf_counter()) > 0:  # noqa: ASYNC110 (time passes without an event)
+                await asyncio.sleep(0 if job["spins"] else left)
+            pair = [asker, here]
+            rng.shuffle(pair)
+            for each in pair:
+                each.submit()
+            await asyncio.sleep(0)  # who is late still hears what was decided
     seconds = time.perf_counter() - began
     while asker.submitted:  # noqa: ASYNC110 (nobody tells when the last one is decided)
         await asyncio.sleep(0.001)
-    found = sorted(asker.latencies)
+    there, local = sorted(asker.latencies), sorted(here.latencies or [0.0])
     return {
-        "decisions": len(found),
+        "decisions": len(there),
         "seconds": seconds,
-        "p50_us": found[len(found) // 2] * 1e6,
-        "p99_us": found[int(len(found) * 0.99)] * 1e6,
+        "added_p50_us": (there[len(there) // 2] - local[len(local) // 2]) * 1e6,
+        "added_p99_us": (there[int(len(there) * 0.99)] - local[int(len(local) * 0.99)]) * 1e6,
     }
 
 
@@ -182,8 +206,8 @@ class Replica:
         self._popen.wait()
 
 
-def decisions(askers: int, seconds: float) -> dict[str, float]:
-    """One row of the table of decisions."""
+def decisions(askers: int, seconds: float) -> dict[str, dict[str, float]]:
+    """The rows of so many askers, by kind; with one asker also what a frame costs."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         owner = Replica(Path(folder), "owner")
         stack.callback(owner.end)
@@ -200,38 +224,51 @@ def decisions(askers: int, seconds: float) -> dict[str, float]:
             answers = [other.answer() for other in others]
             return answers, owner.cpu_seconds() - before
 
-        run({"kind": "closed", "seconds": 0.5})
-        most, cpu = run({"kind": "closed", "seconds": seconds})
-        made = sum(answer["decisions"] for answer in most)
-        rate = made / max(answer["seconds"] for answer in most)
-        half, half_cpu = run({"kind": "open", "rate": min(rate / 2, HALF_RATE) / askers, "seconds": seconds})
-        half_made = sum(answer["decisions"] for answer in half)
-        # On a machine where askers and owner share cores, what the owner's CPU would allow is more than what came out.
-        return {
-            "per_second": rate,
-            "cpu_us_per_decision": cpu / made * 1e6,
-            "per_owner_core": made / cpu,
-            "half_rate": half_made / seconds,
-            "half_p50_us": statistics.median(answer["p50_us"] for answer in half),
-            "half_p99_us": max(answer["p99_us"] for answer in half),
-            "half_cpu_us_per_decision": half_cpu / half_made * 1e6,
-        }
+        rows: dict[str, dict[str, float]] = {}
+        for kind, slots in KINDS.items():
+            closed = {"kind": "closed", "slots": slots, "open": OPEN_AT_ONCE}
+            run({**closed, "seconds": 0.5})
+            most, cpu = run({**closed, "seconds": seconds})
+            made = sum(answer["decisions"] for answer in most)
+            rate = made / max(answer["seconds"] for answer in most)
+            half_rate = min(rate / 2, HALF_RATE)
+            spins = askers < (os.cpu_count() or 1)
+            job = {"kind": "open", "slots": slots, "rate": half_rate / askers, "seconds": seconds, "spins": spins}
+            half, half_cpu = run(job)
+            half_made = sum(answer["decisions"] for answer in half)
+            # On a machine where askers and owner share cores, what the owner's CPU allows is more than what came out.
+            rows[kind] = {
+                "per_second": rate,
+                "cpu_us": cpu / made * 1e6,
+                "per_owner_core": made / cpu,
+                "half_rate": half_made / max(answer["seconds"] for answer in half),
+                "half_load": half_cpu / max(answer["seconds"] for answer in half),
+                "half_cpu_us": half_cpu / half_made * 1e6,
+                "added_p50_us": statistics.median(answer["added_p50_us"] for answer in half),
+                "added_p99_us": max(answer["added_p99_us"] for answer in half),
+            }
+        if askers == 1:
+            one, cpu = run({"kind": "closed", "slots": KINDS["asked"], "open": 1, "seconds": seconds / 2})
+            rows["alone"] = {"cpu_us": cpu / one[0]["decisions"] * 1e6}
+        return rows
 
 
-def local_decisions(seconds: float) -> dict[str, float]:
-    """The same without a peer: the queue in the same process."""
-    asker = Asker(fresh(("chat",), 1)["chat"])
+def local_decision_us(seconds: float) -> float:
+    """CPU of a decision without a peer: the queue in the same process."""
+    queue, number = fresh(("chat",), 1)["chat"], 0
     began, cpu = time.perf_counter(), time.process_time()
     while time.perf_counter() < began + seconds:
-        asker.submit()
-    spent = time.process_time() - cpu
-    found = sorted(asker.latencies)
-    return {
-        "per_second": len(found) / seconds,
-        "cpu_us_per_decision": spent / len(found) * 1e6,
-        "half_p50_us": found[len(found) // 2] * 1e6,
-        "half_p99_us": found[int(len(found) * 0.99)] * 1e6,
-    }
+        number += 1
+        queue.submitted(Request(str(number), f"team{number % TEAMS}"))
+        queue.released(str(number), 1.0)
+    return (time.process_time() - cpu) / number * 1e6
+
+
+def costs_of(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Costs:
+    """Taken apart: with one request open a decision is a frame, with many open hardly any part of one."""
+    one = rows["1"]
+    decision = one["asked"]["cpu_us"]
+    return Costs((one["alone"]["cpu_us"] - decision) * 1e-6, decision * 1e-6, one["lent"]["cpu_us"] * 1e-6)
 
 
 # ---------------------------------------------------------------------- part "workers"
@@ -269,9 +306,29 @@ def serving(engine: Process, folder: Path, workers: int) -> Process:
     )
 
 
+class Apart:
+    """Gateways that know nothing of each other, beside as many workers."""
+
+    def __init__(self, gateways: Sequence[Process]) -> None:
+        self.gateways = gateways
+
+    def cpu_seconds(self) -> float:
+        return sum(gateway.cpu_seconds() for gateway in self.gateways)
+
+
+def loaded(urls: Sequence[str], body: Mapping[str, Any], seconds: float) -> tuple[int, float]:
+    """Requests that were answered, and how many a second: each URL gets its part of the connections."""
+    keys = [key_of(0), key_of(1)]
+    job = {"kind": "closed", "keys": keys, "body": body, "seconds": seconds, "connections": CONNECTIONS // len(urls)}
+    loads = [Load({**job, "url": url}) for url in urls]
+    found = [load.line() for load in loads]
+    for load in loads:
+        load.end()
+    return sum(each["requests"] for each in found), sum(each["requests"] / each["seconds"] for each in found)
+
+
 def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
     """Requests/s and CPU per request, whole answers and streams, interleaved."""
-    keys = [key_of(0), key_of(1)]
     with tempfile.TemporaryDirectory(prefix="fairshare-bench-") as folder, ExitStack() as stack:
         (port,) = free_ports(1)
         url = f"http://127.0.0.1:{port}"
@@ -282,66 +339,133 @@ def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, di
             health_url=f"{url}/health",
         )
         stack.callback(engine.end)
-        targets = {count: serving(engine, Path(folder), count) for count in counts}
-        for target in targets.values():
-            stack.callback(target.end)
-        figures: dict[int, dict[str, list[float]]] = {count: {} for count in counts}
+        alone = [serving(engine, Path(folder), 1) for _ in range(max(counts))]
+        targets: dict[str, tuple[Process | Apart, list[str]]] = {}
+        for count in counts:
+            if count > 1:
+                workers = serving(engine, Path(folder), count)
+                stack.callback(workers.end)
+                targets[str(count)] = (workers, [workers.url])
+                part = alone[:count]
+                targets[f"{count} apart"] = (Apart(part), [gateway.url for gateway in part])
+            else:
+                targets["1"] = (alone[0], [alone[0].url])
+        for gateway in alone:
+            stack.callback(gateway.end)
+        figures: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
         for number in range(-1, rounds):
-            for count in random.Random(number).sample(list(counts), len(counts)):
-                target = targets[count]
-                for name, body in (("whole", WHOLE), ("streamed", STREAMED)):
-                    job = {"kind": "closed", "url": target.url, "keys": keys, "body": body}
+            for name in random.Random(number).sample(list(targets), len(targets)):
+                target, urls = targets[name]
+                for kind, body in (("whole", WHOLE), ("streamed", STREAMED)):
+                    if kind == "streamed" and isinstance(target, Apart):
+                        continue
                     before = target.cpu_seconds()
-                    found = measured({**job, "connections": CONNECTIONS, "seconds": seconds if number >= 0 else 1.0})
+                    made, rate = loaded(urls, body, seconds if number >= 0 else 1.0)
                     cpu = target.cpu_seconds() - before
                     if number >= 0:  # the first round warms up
-                        row = figures[count]
-                        row.setdefault(f"{name}_per_second", []).append(found["requests"] / found["seconds"])
-                        row.setdefault(f"{name}_cpu_us", []).append(cpu / found["requests"] * 1e6)
+                        figures[name].setdefault(f"{kind}_per_second", []).append(rate)
+                        figures[name].setdefault(f"{kind}_cpu_us", []).append(cpu / made * 1e6)
         return {
-            str(count): {name: statistics.median(values) for name, values in rows.items()}
-            for count, rows in figures.items()
+            name: {kind: statistics.median(values) for kind, values in rows.items()} for name, rows in figures.items()
         }
 
 
-def shown(console: Console, title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = Table(title=title)
-    table.add_column("")
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
-    for label, row in rows.items():
-        table.add_row(label, *(f"{row[name]:,.0f}" if name in row else "" for name in names))
-    console.print(table)
+# ---------------------------------------------------------------------- what is written
+
+
+def decisions_table(local_us: float, rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    lines = [
+        f"CPU of a decision in the same process: {local_us:.0f} µs. With one request open at a time, asked: "
+        f"{rows['1']['alone']['cpu_us']:.0f} µs at the owner.",
+        "",
+        "| askers | | decisions/s that came out | owner's CPU per decision | so one core makes "
+        "| at a rate of | load of the owner's core | added p50 | added p99 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for askers, by_kind in rows.items():
+        for kind in KINDS:
+            row = by_kind[kind]
+            lines.append(
+                f"| {askers} | {kind} | {row['per_second']:,.0f} | {row['cpu_us']:.1f} µs "
+                f"| {row['per_owner_core']:,.0f}/s | {row['half_rate']:,.0f}/s | {row['half_load']:.0%} "
+                f"| {row['added_p50_us'] / 1e3:.2f} ms | {row['added_p99_us'] / 1e3:.2f} ms |"
+            )
+    return lines
+
+
+def workers_table(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    lines = [
+        "| workers | requests/s | CPU per request | more than one's | CPU per stream of 100 chunks |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    one = rows["1"]["whole_cpu_us"]
+    for name, row in rows.items():
+        streamed = f"{row['streamed_cpu_us']:,.0f} µs" if "streamed_cpu_us" in row else ""
+        more = f"{row['whole_cpu_us'] / one - 1:+.0%}" if name != "1" else ""
+        lines.append(
+            f"| {name} | {row['whole_per_second']:,.0f} | {row['whole_cpu_us']:.0f} µs | {more} | {streamed} |"
+        )
+    return lines
+
+
+def write(part: str, lines: Sequence[str]) -> None:
+    """Between the markers of that part."""
+    begin, end = f"<!-- {part}: begin (make bench-replicas) -->", f"<!-- {part}: end -->"
+    before, _, rest = PAGE.read_text("utf-8").partition(begin)
+    assert rest, f"{PAGE.name} has no line {begin}"
+    PAGE.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.partition(end)[2]}", "utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--part", choices=("decisions", "workers"))
+    parser.add_argument(
+        "--part", choices=("decisions", "workers", "limit"), help="only this one, and nothing is written"
+    )
     parser.add_argument("--replica", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.replica:
         uvloop.run(replica(json.loads(arguments.replica)))
         return
-    console = Console(width=160)
+    parts = (arguments.part,) if arguments.part else ("decisions", "workers", "limit")
     result: dict[str, Any] = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
     }
-    if arguments.part != "workers":
-        rows = {"same process": local_decisions(arguments.seconds)}
-        for askers in (1, 2, 4):
-            rows[f"{askers} askers"] = decisions(askers, arguments.seconds)
-        result["decisions"] = rows
-        shown(console, "Decisions (an acquire and its release) of one owner", rows)
-    if arguments.part != "decisions":
-        result["workers"] = requests((1, 2, 4), arguments.rounds, arguments.seconds)
-        shown(console, f"Requests, {CONNECTIONS} connections", result["workers"])
-    path = BENCH / "results" / "replicas.json"
+    tables: dict[str, list[str]] = {}
+
+    def shows(part: str, lines: list[str]) -> None:
+        tables[part] = lines
+        print("\n".join([f"\n{part}", *lines]), flush=True)
+
+    if "decisions" in parts or "limit" in parts:
+        local_us = local_decision_us(min(1.0, arguments.seconds))
+        rows = {
+            str(askers): decisions(askers, arguments.seconds) for askers in (ASKERS if "decisions" in parts else (1,))
+        }
+        result["decisions"] = {"same_process_cpu_us": local_us, **rows}
+        shows("decisions", decisions_table(local_us, rows))
+        if "limit" in parts:
+            costs = costs_of(rows)
+            found = simulated(costs)
+            result["limit"] = {kind: [asdict(each) for each in each_rate] for kind, each_rate in found.items()}
+            shows(
+                "limit",
+                [
+                    f"A frame costs {costs.frame * 1e6:.0f} µs, a decision {costs.decision * 1e6:.0f} µs, a charge "
+                    f"{costs.charge * 1e6:.0f} µs; {REPLICAS} replicas, {TEAMS} teams.",
+                    "",
+                    *table(found),
+                ],
+            )
+    if "workers" in parts:
+        result["workers"] = requests(WORKERS, arguments.rounds, arguments.seconds)
+        shows("workers", workers_table(result["workers"]))
     if arguments.part is None:
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        (BENCH / "results" / "replicas.json").write_text(json.dumps(result, indent=1) + "\n")
+        for part, lines in tables.items():
+            write(part, [f"{result['at'][:10]}, {result['machine']}.", "", *lines])
 
 
 if __name__ == "__main__":
