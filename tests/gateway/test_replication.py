@@ -175,6 +175,11 @@ def test_an_owner_that_vanishes_is_replaced_when_its_lease_ends_and_meanwhile_re
             # What the one that vanished had in flight may still run.
             assert other.replication.status("chat").phantom_slots == 1
             assert other.queue.pool.usage()[1]["search"] == 3
+            other.submit("decided")
+            await other.has_sent("decided")
+            # What the account of requests says of each.
+            told = {request_id: sent.degraded for request_id, sent in other.sent.items()}
+            assert told == {"goes on": False, "alone": True, "decided": False}
             other.end("goes on")
             other.end("alone")
 
