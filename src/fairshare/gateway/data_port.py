@@ -105,55 +105,55 @@ class Incoming:
 
     target: bytes = b""
     method: bytes = b""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     http_1_1: bool = True
-    keep_alive: bool = True
-    head_complete: bool = False
-    complete: bool = False
-    upgrade: bool = False
-    """It asks for another protocol, which is ignored (RFC 9110, 7.8)."""
-    owes_continue: bool = False
-    """The client waits for `100 Continue` before it sends the body."""
     found: RequestHeaders | None = None
     key_sha256: bytes | None = None
     endpoint: Endpoint | None = None
-    identity: Identity | None = None
+    pieces: list[bytes] = field(default_factory=list[bytes])
+    size: int = 0
+    """Bytes of its body so far."""
+    head_complete: bool = False
+    complete: bool = False
     id: str = ""
     """What the client and the engine see: the client's own id, if it sent one."""
     own_id: str = ""
     """Ours; no other request of any gateway has it."""
-    problem: RequestProblem | None = None
-    """What it will be answered; its body is thrown away."""
-    pieces: list[bytes] = field(default_factory=list[bytes])
-    size: int = 0
-    """Bytes of its body so far."""
-    upload: Upload | None = None
-    """Its body is streamed through."""
     arrived_at: float = 0.0
     arrived_wall_at: float = 0.0
     received_at: float = 0.0
     """When the last byte of its body had come, if it came at once with its head."""
 
-    def again(
-        self, body: bytes, *, request_id: str = "", own_id: str = "", arrived_at: float = 0.0, wall_at: float = 0.0
-    ) -> "Incoming":
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    keep_alive: bool = True
+    upgrade: bool = False
+    """It asks for another protocol, which is ignored (RFC 9110, 7.8)."""
+    owes_continue: bool = False
+    """The client waits for `100 Continue` before it sends the body."""
+    identity: Identity | None = None
+    problem: RequestProblem | None = None
+    """What it will be answered; its body is thrown away."""
+    upload: Upload | None = None
+    """Its body is streamed through."""
+
+    def again(self, body: bytes, own_id: str = "", now: float = 0.0, wall_now: float = 0.0) -> "Incoming":
         """A request with the same head and another body."""
+        clients_id = None if self.found is None else self.found.request_id
         return Incoming(
-            id=request_id,
-            own_id=own_id,
-            arrived_at=arrived_at,
-            arrived_wall_at=wall_at,
-            received_at=arrived_at,
-            target=self.target,
-            method=self.method,
-            http_1_1=self.http_1_1,
-            head_complete=True,
-            complete=True,
-            found=self.found,
-            key_sha256=self.key_sha256,
-            endpoint=self.endpoint,
-            pieces=[body],
-            size=len(body),
+            self.target,
+            self.method,
+            self.http_1_1,
+            self.found,
+            self.key_sha256,
+            self.endpoint,
+            [body],
+            len(body),
+            True,
+            True,
+            own_id if clients_id is None else clients_id.decode("ascii"),
+            own_id,
+            now,
+            wall_now,
+            now,
         )
 
     @property
@@ -859,23 +859,14 @@ class DataPort:
         incoming.arrived_at = self.driver.clock()
         incoming.arrived_wall_at = self.driver.wall()
         self._next_number += 1
-        incoming.id = incoming.own_id = f"{self._id_prefix}-{self._next_number:x}"
+        incoming.id = incoming.own_id = f"{self._id_prefix}-{self._next_number}"
         if incoming.found is not None and incoming.found.request_id is not None:
             incoming.id = incoming.found.request_id.decode("ascii")
 
     def arrived_again(self, known: Incoming, body: bytes) -> Incoming:
         """A request whose head came before, with another body."""
-        assert known.found is not None
-        self._next_number += 1
-        own_id = f"{self._id_prefix}-{self._next_number:x}"
-        clients = known.found.request_id
-        return known.again(
-            body,
-            request_id=own_id if clients is None else clients.decode("ascii"),
-            own_id=own_id,
-            arrived_at=self.driver.clock(),
-            wall_at=self.driver.wall(),
-        )
+        number = self._next_number = self._next_number + 1
+        return known.again(body, f"{self._id_prefix}-{number}", self.driver.clock(), self.driver.wall())
 
     def read_head(self, incoming: Incoming) -> None:
         """What a request's head says, whenever it comes.
@@ -989,32 +980,33 @@ class DataPort:
         tracer, forwarded, trace = self.driver.tracer, found.forwarded, None
         if tracer is not None:
             trace, forwarded = tracer.begin(forwarded)
+        # In the order of its fields: with their names CPython makes a dictionary of them first, at every call.
         exchange = Exchange(
-            driver=self.driver,
-            client=client,
-            write=client.write,
-            home=home,
-            spec=spec,
-            serving=home,
-            queue=home.queue,
-            endpoint=endpoint,
-            request=request,
-            id=incoming.id,
-            key_id=identity.key_id,
-            model=model,
-            facts=facts,
-            body=body,
-            upload=upload,
-            forwarded=forwarded,
-            trace=trace,
-            keep_alive=incoming.keep_alive,
-            http_1_1=incoming.http_1_1,
-            arrived_at=arrived_at,
-            arrived_wall_at=incoming.arrived_wall_at,
-            received_at=incoming.received_at or self.driver.clock(),
-            reservation=reservation,
-            heard_at=arrived_at,
-            ends_at=arrived_at + spec.timeouts.longest_request_seconds,
+            self.driver,
+            client,
+            client.write,
+            home,
+            spec,
+            home,  # serves it, if no other has to
+            home.queue,
+            endpoint,
+            request,
+            incoming.id,
+            identity.key_id,
+            model,
+            facts,
+            body,
+            upload,
+            forwarded,
+            trace,
+            incoming.keep_alive,
+            incoming.http_1_1,
+            arrived_at,
+            incoming.arrived_wall_at,
+            incoming.received_at or self.driver.clock(),
+            reservation,
+            arrived_at,  # nothing was heard of it since
+            arrived_at + spec.timeouts.longest_request_seconds,
         )
         return exchange, endpoint.takes_slots
 

@@ -149,7 +149,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request that goes to an engine."""
 
@@ -618,7 +618,7 @@ class Exchange:
             _FAILED if failed else _COMPLETED,
             status,
             ENGINE_ERROR if failed else "",
-            failure if failed and failure is not None else "",
+            failure or "",
             usage,
             # An error consumed nothing; an answer without a count did.
             usage is None and status < 300,
@@ -659,42 +659,43 @@ class Exchange:
             estimated = True
         else:
             usage = NO_USAGE
+        # In the order of its fields: with their names CPython makes a dictionary of them first, at every call.
         record = RequestRecord(
-            id=self.id,
-            endpoint=self.endpoint.path,
-            key_id=self.key_id,
-            team=request.team,
-            pool=self.spec.name,
-            served_by="" if sent_seconds is None else self.serving.spec.name,
-            instance_id=self.instance_id,
-            model=self.model,
-            service_class=request.service_class,
-            standing=standing,
-            priority=priority,
-            slots=request.slots if takes_slots else 0,
-            stream=self.facts.stream,
-            arrived_at=self.arrived_wall_at,
-            sent_seconds=sent_seconds,
-            first_byte_seconds=self._first_byte_seconds,
-            total_seconds=total_seconds,
-            held_seconds=held_seconds,
-            added_seconds=self._added_seconds,
-            outcome=outcome,
-            status=status,
-            reason=reason,
-            detail=detail,
-            trace=self.trace,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            cost_units=self.spec.cost.cost_units(usage) if takes_slots else 0.0,
-            finish_reason=finish_reason,
-            degraded=degraded,
-            estimated=estimated,
-            recalls=self._recalls,
-            wasted_slot_seconds=self._wasted_slot_seconds,
-            retries=self._retries,
+            self.id,
+            self.endpoint.path,
+            self.arrived_wall_at,
+            self.key_id,
+            request.team,
+            self.spec.name,
+            "" if sent_seconds is None else self.serving.spec.name,
+            self.instance_id,
+            self.model,
+            request.service_class,
+            standing,
+            priority,
+            request.slots if takes_slots else 0,
+            self.facts.stream,
+            sent_seconds,
+            self._first_byte_seconds,
+            total_seconds,
+            held_seconds,
+            self._added_seconds,
+            status,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            self.spec.cost.cost_units(usage) if takes_slots else 0.0,
+            estimated,
+            finish_reason,
+            degraded,
+            self.trace,
         )
+        if outcome is not _COMPLETED:
+            record.outcome, record.reason, record.detail = outcome, reason, detail
+        if self._recalls:
+            record.recalls, record.wasted_slot_seconds = self._recalls, self._wasted_slot_seconds
+        if self._retries:
+            record.retries = self._retries
         if outcome is _FAILED:
             log.warning(
                 "request %s to %s failed: %s %s",

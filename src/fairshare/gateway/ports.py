@@ -28,8 +28,8 @@ class Outcome(StrEnum):
     """The client left before its answer was complete."""
 
 
-class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
-    """One request: begun when it is let in; complete, and not changed any more, when recorders get it.
+class RequestRecord(msgspec.Struct, gc=False):
+    """One request: made at its end, and not changed any more when recorders get it.
 
     Every request that was read whole enough to have a path ends in exactly one of these.
 
@@ -40,6 +40,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     """The request id that the client saw (`x-request-id`)."""
     endpoint: str
     """The endpoint's path as the table of endpoints has it; empty: no such path."""
+    arrived_at: float
+    """When its head was complete. Wall clock, seconds since 1970-01-01 UTC."""
     key_id: str = ""
     team: str = ""
     pool: str = ""
@@ -58,8 +60,6 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     """Running sequences it took; 0: an endpoint that takes none."""
     stream: bool = False
 
-    arrived_at: float
-    """When its head was complete. Wall clock, seconds since 1970-01-01 UTC."""
     sent_seconds: float | None = None
     """From arrival until it was last sent to an engine; None: never."""
     first_byte_seconds: float | None = None
@@ -71,28 +71,29 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False):
     added_seconds: float = 0.0
     """From the last byte of its body until it was sent, without `held_seconds`: what fairshare itself cost."""
 
-    outcome: Outcome = Outcome.COMPLETED
     status: int = 0
     """The HTTP status that the client was sent; 0: none, it left before."""
-    reason: str = ""
-    """Why it was refused or failed: the code of the error (the table in `fairshare.wire.problems`), or
-    `client_left`, `client_stalled`, `engine_error` (status 5xx, or an error inside its answer). Empty: it completed."""
-    trace: Trace | None = None
-    """Its place in a trace; None: no traces are made."""
-    detail: str = ""
-    """What exactly was found, for the log; never anything of a prompt."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Part of `prompt_tokens`."""
     completion_tokens: int = 0
     cost_units: float = 0.0
     """What the team was charged."""
+    estimated: bool = False
+    """True: the engine's own count never came (the answer was cut), the tokens are an estimate."""
     finish_reason: str = ""
     """Why the engine says that it stopped, one of `FINISH_REASONS` in `fairshare.wire.usage`; empty: it did not say."""
     degraded: bool = False
     """It was sent without the pool's owner: this replica reached none and decided alone."""
-    estimated: bool = False
-    """True: the engine's own count never came (the answer was cut), the tokens are an estimate."""
+    trace: Trace | None = None
+    """Its place in a trace; None: no traces are made."""
+
+    outcome: Outcome = Outcome.COMPLETED
+    reason: str = ""
+    """Why it was refused or failed: the code of the error (the table in `fairshare.wire.problems`), or
+    `client_left`, `client_stalled`, `engine_error` (status 5xx, or an error inside its answer). Empty: it completed."""
+    detail: str = ""
+    """What exactly was found, for the log; never anything of a prompt."""
     recalls: int = 0
     """How often it was taken back from an engine and held again."""
     wasted_slot_seconds: float = 0.0

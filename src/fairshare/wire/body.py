@@ -43,33 +43,33 @@ _ATTACHMENT = re.compile(rb"[A-Za-z0-9+/_-]{1024,}={0,2}")
 _DEEP = "The body nests deeper than the gateway reads. Send a flatter one."
 
 
-class BodyFacts(msgspec.Struct, kw_only=True, gc=False):
+class BodyFacts(msgspec.Struct, gc=False):
     """What the gateway needs to know of a request's body. Nothing of it is trusted for more than it says."""
 
     model: str | None
     """What the client calls it; None: it named none."""
     stream: bool = False
     """The client asked for a stream of events, and the endpoint has them."""
-    wants_usage: bool = False
-    """The client's own `stream_options` ask for the usage event, so it must stay in the stream."""
     slots: int = 1
     """Sequences it takes at the engine: `n` x prompts. At least 1."""
-    service_class: ServiceClass | None = None
-    """BATCH if `service_tier` is `flex`; None: the body asks for none."""
     max_tokens: int | None = None
     """Most tokens that one sequence may generate; None: unknown or not said."""
     estimated_prompt_tokens: int = 0
     """From the body's bytes; for display, and for charging a request that was cut."""
+    prompt: Raw | None = None
+    """The prompt's JSON as sent, for prefix hashing of chat-like endpoints. A view of the body."""
+    has_priority: bool = False
+    """The top level has a `priority` (in any disguise), which must go."""
+    cache_salt: Raw | UnsetType = UNSET
+    """The client's own salt for the prefix cache, its JSON as sent. A view of the body."""
+    service_class: ServiceClass | None = None
+    """BATCH if `service_tier` is `flex`; None: the body asks for none."""
     stateful: bool = False
     """It may keep or use state, or run tools, at the engine (`/v1/responses`): it must not be sent twice."""
     previous_response_id: str | None = None
     """The answer that it goes on from, which only the instance that gave it knows (`/v1/responses`)."""
-    prompt: Raw | None = None
-    """The prompt's JSON as sent, for prefix hashing of chat-like endpoints. A view of the body."""
-    cache_salt: Raw | UnsetType = UNSET
-    """The client's own salt for the prefix cache, its JSON as sent. A view of the body."""
-    has_priority: bool = False
-    """The top level has a `priority` (in any disguise), which must go."""
+    wants_usage: bool = False
+    """The client's own `stream_options` ask for the usage event, so it must stay in the stream."""
     stream_options: dict[str, Any] | None = None
     """The client's own, if it sent an object."""
     has_stream_options: bool = False
@@ -254,18 +254,18 @@ def _rewrite_members(
 def _chat_facts(body: bytes) -> BodyFacts:
     fields = _decode_chat(body)
     messages = fields.messages
-    facts = BodyFacts(
-        model=_model(fields.model),
-        stream=fields.stream is True or flag(fields.stream, "stream"),
-        slots=1 if fields.n is None else _slots(_count(fields.n, "n"), "n"),
-        estimated_prompt_tokens=_estimated_tokens(body),
-        prompt=messages if isinstance(messages, Raw) else None,
-        has_priority=fields.priority is not UNSET,
-        cache_salt=fields.cache_salt,
-    )
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    if limit is not None:
-        facts.max_tokens = whole(limit)
+    # In the order of its fields: nearly all requests are chats, and names in a call cost a dictionary each time.
+    facts = BodyFacts(
+        _model(fields.model),
+        fields.stream is True or flag(fields.stream, "stream"),
+        1 if fields.n is None else _slots(_count(fields.n, "n"), "n"),
+        None if limit is None else whole(limit),
+        _estimated_tokens(body),
+        messages if isinstance(messages, Raw) else None,
+        fields.priority is not UNSET,
+        fields.cache_salt,
+    )
     if fields.service_tier is not None:
         facts.service_class = _service_class(fields.service_tier)
     if fields.stream_options is not UNSET:
