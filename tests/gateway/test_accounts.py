@@ -309,6 +309,41 @@ def test_a_key_that_is_newer_than_the_rules_counts_from_the_next_look_on(tmp_pat
     on(tmp_path, migrated_file, main)
 
 
+def test_a_change_costs_nothing_for_keys_that_nobody_shows_then(
+    tmp_path: Path, migrated_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_again: list[bytes] = []
+    identified = LiveAccounts._identified  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: LiveAccounts, sha256: bytes) -> Any:
+        made_again.append(sha256)
+        return identified(self, sha256)
+
+    async def main(site: Site) -> None:
+        keys = [await site.service.add_key(ROOT, "project:search/web") for _ in range(3)]
+        await site.look()
+        for key in keys:
+            assert site.find(key.key) is not None
+        await site.service.revoke_key(ROOT, keys[1].id)
+        await site.service.set_models(ROOT, "team", "search", ["tiny"])
+        monkeypatch.setattr(LiveAccounts, "_identified", counted)
+        await site.look()
+        assert made_again == []
+        named = site.live.names(keys[0].id)
+        assert named is not None
+        assert named.models == {"tiny"}
+        # A request that runs when its key is revoked is still charged to whom it was of.
+        revoked = site.live.names(keys[1].id)
+        assert revoked is not None
+        assert revoked.project == "search/web"
+        assert site.live.names("never shown") is None
+        for _ in range(2):
+            site.live.names(keys[0].id)
+        assert len(made_again) == 2
+
+    on(tmp_path, migrated_file, main)
+
+
 def test_while_the_store_is_away_what_was_read_last_stays_in_force(
     tmp_path: Path, migrated_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Mapping
 from math import isinf
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from fairshare.accounts.fleet import Fleet
 from fairshare.accounts.gate import BudgetMeter, DenialCode, Denied, Gate, Reservation, SoftPassed
@@ -38,6 +38,15 @@ POLL_SECONDS = 0.5
 
 COLUMN_OF = {"key": "key_id", "project": "project", "team": "team", "organisation": "organisation"}
 """Kind of owner → column of the account."""
+
+
+class _Seen(NamedTuple):
+    """A key that was shown."""
+
+    identity: Identity
+    sha256: bytes
+    version: int
+    """Of the store, when `identity` was made."""
 
 
 class LiveAccounts:
@@ -72,9 +81,8 @@ class LiveAccounts:
         self._live: dict[bytes, LiveKey] = {}
         self._identities: dict[bytes, tuple[Identity, float]] = {}
         """Key → who it is, and until when (wall clock). Made when a key is first seen, gone when anything changes."""
-        self._by_key_id: dict[str, Identity] = {}
-        self._seen: dict[str, bytes] = {}
-        """Key id → what was shown for it last."""
+        self._by_key_id: dict[str, _Seen] = {}
+        """Key id → what was shown for it last. Of requests that run when their key ends, the owner stays known."""
         self._is_away = False
         self._task: asyncio.Task[None] | None = None
 
@@ -87,8 +95,7 @@ class LiveAccounts:
             if found is None:
                 return None
             self._identities[sha256] = found
-            self._by_key_id[found[0].key_id] = found[0]
-            self._seen[found[0].key_id] = sha256
+            self._by_key_id[found[0].key_id] = _Seen(found[0], sha256, self._version)
         identity, ends_at = found
         return identity if self._wall() < ends_at else None
 
@@ -98,8 +105,16 @@ class LiveAccounts:
         self._identities.clear()
 
     def names(self, key_id: str) -> Identity | None:
-        """Whom the account names as the owner of a key."""
-        return self._by_key_id.get(key_id)
+        """Whom the account names as the owner of a key; as it is called now."""
+        seen = self._by_key_id.get(key_id)
+        if seen is None:
+            return None
+        if seen.version != self._version:
+            # One by one: a site's hundred thousand keys at once would keep the event loop for most of a second.
+            found = self._identified(seen.sha256)
+            seen = _Seen(seen.identity if found is None else found[0], seen.sha256, self._version)
+            self._by_key_id[key_id] = seen
+        return seen.identity
 
     def teams(self) -> list[str]:
         """Every team of the store."""
@@ -142,7 +157,7 @@ class LiveAccounts:
         return answer
 
     def finished(self, record: RequestRecord) -> None:
-        identity = self._by_key_id.get(record.key_id)
+        identity = self.names(record.key_id)
         if identity is not None:
             self._gate.charged(
                 identity.owners,
@@ -238,9 +253,6 @@ class LiveAccounts:
             for row in rules.operators
         }
         self._identities.clear()
-        # Requests that run are charged by key id, so what those ids stand for must be new too.
-        for sha256 in tuple(self._seen.values()):
-            self.find(sha256)
         self._version = self._keys_version = rules.version
 
     async def _count_budgets(self) -> None:
