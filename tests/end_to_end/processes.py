@@ -76,7 +76,11 @@ class Process:
                 raise AssertionError(f"the process ended with {self._popen.returncode}:\n{''.join(self.err)}")
             return any(wanted in line for line in list(lines))
 
-        eventually(there, f"a line with {wanted!r}")
+        try:
+            eventually(there, f"a line with {wanted!r}")
+        except BaseException:
+            self.end()  # whoever waits for its first line in vain has nothing yet to end it by
+            raise
         return next(line for line in list(lines) if wanted in line)
 
     def signal(self, number: signal.Signals) -> None:
