@@ -732,7 +732,7 @@ class Gateway:
             database=Database(address),
             decided=self._driver.decided,
             new_queues=self._new_queues,
-            shown=lambda names: [status for status in self._pools_here() if status.name in names],
+            shown=lambda names: [status for status in self._live.last().pools if status.name in names],
             configured=lambda: {name: _configured(each.spec) for name, each in self._composed.items()},
             clock=self._driver.clock,
         )
