@@ -255,19 +255,23 @@ class AccountStore:
     async def keys_changed(self, *, since: int) -> AsyncIterator[list[LiveKey]]:
         """Keys that changed after a version, with their secrets, page by page. Raises `StoreUnavailable`."""
         after = ""
+        is_changed = keys.c.changed_in > since
         query = (
             select(*keys.c, secrets.c.sha256, secrets.c.expires_at.label("secret_expires_at"))
             .join(secrets, secrets.c.key_id == keys.c.id)
-            .where(keys.c.changed_in > since)
             .order_by(secrets.c.sha256)
-            .limit(LIVE_PAGE)
         )
-        while True:
+        async with self._database.reading() as connection:
+            few = (await connection.scalars(select(keys.c.id).where(is_changed).limit(LIVE_PAGE + 1))).all()
+        # After the start few or none have changed, and SQLite would read all of them in the order of `sha256`.
+        is_all = len(few) <= LIVE_PAGE
+        query = query.where(keys.c.id.in_(few)) if is_all else query.where(is_changed).limit(LIVE_PAGE)
+        while few:
             async with self._database.reading() as connection:
                 rows = (await connection.execute(query.where(secrets.c.sha256 > after))).all()
             if rows:
                 yield [LiveKey(_row(KeyRow, values[:-2]), *values[-2:]) for values in map(tuple, rows)]
-            if len(rows) < LIVE_PAGE:
+            if is_all or len(rows) < LIVE_PAGE:
                 return
             after = rows[-1].sha256
 
