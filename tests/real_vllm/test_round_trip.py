@@ -1,12 +1,14 @@
 """What it costs on a real vLLM that under `hold` a freed seat is refilled one engine step later.
 
-32 clients ask again as soon as they are answered: straight to the engine, which then always has 16 requests waiting
-in its own queue, and through the gateway, which holds them and keeps 16 in flight. Tokens are the engine's own count.
+32 clients ask again as soon as they are answered: straight to an engine of 16 seats, which then always has 16 requests
+waiting in its own queue, and through the gateway, which holds them and keeps C in flight: 16 on 16 seats and on 32,
+and, as the remedy for short answers, 18 on 32. Tokens are the engine's own count.
 `--write-proof` writes the table into the evaluation's template.
 """
 
 import asyncio
 from collections.abc import Iterator
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from real_vllm.conftest import REPOSITORY, machine_line, write_section
 from real_vllm.vllm_server import VllmServer, gauge, vllm_server
 
 CAPACITY = 16
+RAISED_CAPACITY = 18
+"""C that counts what is under way, too."""
 CLIENTS = 32
 ROUNDS = 3
 PAGES = (REPOSITORY / "scenarios" / "evaluation.md.in", REPOSITORY / "docs" / "evaluation.md")
@@ -43,9 +47,11 @@ teams:
 class Measured(NamedTuple):
     """Median tokens per second, each over the rounds."""
 
-    max_num_seqs: int
     output_tokens: int
+    max_num_seqs: int
+    capacity: int
     direct: float
+    """On CAPACITY seats."""
     held: float
 
 
@@ -72,8 +78,8 @@ def measured(request: pytest.FixtureRequest) -> Iterator[list[Measured]]:
             write_section(page, "round-trip-on-vllm", f"{machine_line()}\n\n{table(found)}")
 
 
-async def tokens_per_second(engine: VllmServer, url: str, key: str | None, output_tokens: int, clients: int) -> float:
-    """Of the engine, while `clients` ask again and again, in the middle of the load."""
+async def tokens_per_second(engine: VllmServer, url: str, key: str | None, output_tokens: int) -> float:
+    """Of the engine, while `CLIENTS` ask again and again, in the middle of the load."""
     seconds = max(6.0, output_tokens * 0.03)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     until = asyncio.get_running_loop().time() + seconds + 2.0
@@ -84,7 +90,7 @@ async def tokens_per_second(engine: VllmServer, url: str, key: str | None, outpu
             assert response.status_code == 200, response.text
 
     async with http_client() as client, asyncio.TaskGroup() as group:
-        for _ in range(clients):
+        for _ in range(CLIENTS):
             group.create_task(ask(client))
         await asyncio.sleep(2.0)
         before = await gauge(client, engine.url, "vllm:generation_tokens_total")
@@ -99,34 +105,36 @@ def test_held_requests_use_the_engine_nearly_as_well_as_a_queue_inside_it(
     engine: VllmServer, output_tokens: int, tmp_path: Path, measured: list[Measured]
 ) -> None:
     secret, key = keys_made("--team", "a")
-    config = tmp_path / "fairshare.yaml"
-    config.write_text(
-        CONFIG.format(capacity=CAPACITY, engine=engine.url, max_num_seqs=engine.max_num_seqs, key=key), encoding="utf-8"
-    )
-    direct: list[float] = []
-    held: list[float] = []
-    # With seats above C a queue inside the engine would run more than C: then 16 clients of its own keep it at C.
-    direct_clients = CLIENTS if engine.max_num_seqs == CAPACITY else CAPACITY
-    with started(lambda: GatewayProcess(config)) as gateway:
-        for _ in range(ROUNDS):  # in turn, so that what else the machine does hits both
-            direct.append(asyncio.run(tokens_per_second(engine, engine.url, None, output_tokens, direct_clients)))
-            held.append(asyncio.run(tokens_per_second(engine, gateway.url, secret, output_tokens, CLIENTS)))
-    found = Measured(engine.max_num_seqs, output_tokens, median(direct), median(held))
-    measured.append(found)
-    # Answers of ten tokens wait for client and gateway processes more than for steps, on a machine with few cores.
-    assert output_tokens == 10 or found.held > 0.75 * found.direct, found
+    has_headroom = engine.max_num_seqs > CAPACITY
+    # A queue inside an engine with headroom would run more than C: both engines are compared with the one without.
+    direct = [one.direct for one in measured if one.output_tokens == output_tokens][:1] if has_headroom else []
+    for capacity in (CAPACITY, RAISED_CAPACITY) if has_headroom else (CAPACITY,):
+        config = tmp_path / f"{capacity}.yaml"
+        config.write_text(
+            CONFIG.format(capacity=capacity, engine=engine.url, max_num_seqs=engine.max_num_seqs, key=key),
+            encoding="utf-8",
+        )
+        held: list[float] = []
+        with started(lambda config=config: GatewayProcess(config)) as gateway:
+            for _ in range(ROUNDS):  # in turn, so that what else the machine does hits both
+                if not has_headroom:
+                    direct.append(asyncio.run(tokens_per_second(engine, engine.url, None, output_tokens)))
+                held.append(asyncio.run(tokens_per_second(engine, gateway.url, secret, output_tokens)))
+        found = Measured(output_tokens, engine.max_num_seqs, capacity, median(direct) if direct else nan, median(held))
+        measured.append(found)
+        # Answers of ten tokens wait for client and gateway processes more than for steps, on a machine with few cores.
+        assert output_tokens == 10 or not found.held <= 0.75 * found.direct, found
 
 
 def table(rows: list[Measured]) -> str:
     """In Markdown."""
     lines = [
-        "| `max_num_seqs` | output | tokens/s, straight to the engine | tokens/s, held at C = 16 | ratio |",
-        "| ---: | ---: | ---: | ---: | ---: |",
+        f"| output | C | `max_num_seqs` | tokens/s, held | a queue inside an engine of {CAPACITY} seats | ratio |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in rows:
-        waiting = CLIENTS - CAPACITY if row.max_num_seqs == CAPACITY else 0
-        lines.append(
-            f"| {row.max_num_seqs} | {row.output_tokens:,} | {row.direct:,.0f} ({CAPACITY} running, {waiting} waiting) "
-            f"| {row.held:,.0f} | {row.held / row.direct:.2f} |"
-        )
+    lines += [
+        f"| {row.output_tokens:,} | {row.capacity} | {row.max_num_seqs} | {row.held:,.0f} | {row.direct:,.0f} "
+        f"| {row.held / row.direct:.2f} |"
+        for row in sorted(rows)
+    ]
     return "\n".join(lines)
