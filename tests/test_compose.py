@@ -5,6 +5,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from fairshare.compose import Gateway
 from fairshare.config import Settings, parse
 from fairshare.errors import OperatorError
 from fairshare.gateway.listening import bound_to, listening_socket
-from fairshare.gateway.options import Address
+from fairshare.gateway.options import Address, StoreSpec, WebhookSpec
 from fairshare.gateway.status import PoolStatus
+from fairshare.storage.address import SqliteFile
 from gateway.hostile_engine import Asked, HostileEngine, Wire, answer, completion
 from gateway.rig import Client, Reply, open_sockets, request_bytes, run
 
@@ -329,6 +331,23 @@ def test_addresses_stay_until_a_restart_and_the_admin_key_stays_with_its_address
                 assert "admin changed from 127.0.0.1:0 to 127.0.0.1:1; this needs a restart." in caplog.text
                 assert (await it.admin("/api/v1/pools")).status_code == 401
                 assert "secret" not in caplog.text
+
+    run(main)
+
+
+def test_what_needs_a_restart_is_said_at_a_reload_and_stays_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with engines(1) as (engine,), running(settings(pool(engine))) as it:
+            same = settings(pool(engine))
+            store = StoreSpec(address=SqliteFile(tmp_path / "other.sqlite3"), keep_seconds=1e9)
+            notify = WebhookSpec(url="https://hooks.example/x", secret="s")
+            with caplog.at_level(logging.WARNING, "fairshare"):
+                await it.gateway.reload(replace(same, gateway=replace(same.gateway, store=store, notify=notify)))
+            assert "store changed; this needs a restart." in caplog.text
+            assert "notify changed; this needs a restart." in caplog.text
+            assert not (tmp_path / "other.sqlite3").exists()
 
     run(main)
 
