@@ -249,7 +249,7 @@ def _reclaims(figure_type: "type[Figure]", pools: dict[PolicyName, PoolOutcome])
         axes.plot(shown, [row] * len(shown), "o", color=COLOURS[0], alpha=0.35, markersize=5, markeredgewidth=0)
         words = f"p50 {seconds_text(percentile(seconds, 50))}, p99 {seconds_text(percentile(seconds, 99))}"
         if never:
-            words += f", {never} never"
+            words = f"{never} of {never + len(seconds)} never; p99 {seconds_text(percentile(seconds, 99))}"
         axes.text(1.02, row, words, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=INK)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda seconds, _: seconds_text(seconds))
