@@ -76,7 +76,7 @@ def test_a_request_that_waited_and_borrowed_is_told_in_order_with_the_numbers_of
     assert "2 requests of its own team waited before it" in told
     # A third each, of 700 used: 7/9 and 7/3. Its own expected cost counts from the next decision on.
     assert "Its rank was 1 (0: first in line, 9: last), its level fairshare 0.778." in told
-    assert "Better off for idle capacity were blue (2.33)." in told
+    assert "Ahead of it for idle capacity: blue (2.33)." in told
     numbers = explanation.steps[2].numbers
     assert (numbers["rank"], numbers["level_fairshare"], numbers["teams_ahead"]) == (1, pytest.approx(7 / 9), 1)
     theirs = sentences(explainer(at).lately_seen("r", own("red")))
@@ -89,7 +89,7 @@ def test_of_a_request_that_another_replica_decided_the_levels_are_those_of_that_
     at.waited("r", "red")
     explanation = explainer(at, Levels(red=0.5, blue=2.0)).lately_seen("r", EVERYTHING)
     assert "Its rank was 1 (0: first in line, 9: last), its level fairshare 0.5." in sentences(explanation)
-    assert "Better off for idle capacity were blue (2)." in sentences(explanation)
+    assert "Ahead of it for idle capacity: blue (2)." in sentences(explanation)
 
 
 def test_a_team_that_owns_nothing_has_everybody_ahead_of_it() -> None:

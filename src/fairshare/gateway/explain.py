@@ -234,7 +234,7 @@ class Explainer:
             if ahead and sight.sees_names:
                 named = ", ".join(f"{team} ({_level(level)})" for team, level in ahead[:MOST_NAMED])
                 more = f" and {len(ahead) - MOST_NAMED} more" if len(ahead) > MOST_NAMED else ""
-                words += f" Better off for idle capacity were {named}{more}."
+                words += f" Ahead of it for idle capacity: {named}{more}."
             elif ahead:
                 words += f" {_count(len(ahead), 'team')} used less of what they own."
         return words
@@ -248,7 +248,7 @@ class Explainer:
         total = sum(counts.values())
         own = sum(count for (team, _), count in counts.items() if team == entry.team)
         others = {who: count for who, count in counts.items() if who[0] != entry.team}
-        parts = [f"{own} of its own team"] if own else []
+        parts = [f"{own:,} of its own team"] if own else []
         if sight.sees_names:
             ordered = sorted(others.items(), key=lambda each: -each[1])
             parts += [f"{count} of {team} {_words(standing)}" for (team, standing), count in ordered[:MOST_NAMED]]
@@ -341,11 +341,11 @@ class Lately(msgspec.Struct, frozen=True, kw_only=True):
         """As a step. `alone`: this machine serves the pool alone."""
         sentence = (
             f"In the last {_seconds(self.seconds)} in pool {self.pool}, {_count(self.sent, 'request')} of {self.team} "
-            f"went to engines{'' if alone else ' from this machine'}, {self.sent - self.borrowing} within its share "
-            f"and {self.borrowing} on idle capacity; "
+            f"went to engines{'' if alone else ' from this machine'}, {self.sent - self.borrowing:,} within its share "
+            f"and {self.borrowing:,} on idle capacity; "
         )
         sentence += (
-            f"{self.waited} of them had waited, {_seconds(self.mean_wait_seconds)} on average and "
+            f"{self.waited:,} of them had waited, {_seconds(self.mean_wait_seconds)} on average and "
             f"{_seconds(self.longest_wait_seconds)} at most."
             if self.waited
             else "none of them had waited."
