@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay bench-trim fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -106,6 +106,9 @@ bench-ledger: $(STAMP) ## what the account of requests costs, and reports over a
 
 bench-relay: $(STAMP) ## the Python on the way of one request: microseconds, and instructions by file
 	$(BIN)/python bench/relay.py $(BENCH)
+
+bench-turns: $(STAMP) ## what ran in the longest stretches of the gateway's event loop: what requests wait for
+	$(BIN)/python bench/turns.py $(BENCH)
 
 bench-prefix: $(STAMP) ## hit rates and time to first token of `balance: prefix`, in virtual time (minutes)
 	$(BIN)/python bench/prefix.py --write $(BENCH)

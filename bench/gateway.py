@@ -18,7 +18,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -49,11 +49,18 @@ def key_of(number: int) -> str:
 
 
 def fairshare(
-    engine: Process, folder: Path, *, teams: int = 2, keys_per_team: int = 1, ledger: bool = False
+    engine: Process,
+    folder: Path,
+    *,
+    teams: int = 2,
+    keys_per_team: int = 1,
+    ledger: bool = False,
+    command: Sequence[str] = (sys.executable, "-m", "fairshare", "serve", "--log-level", "warning", "-c"),
 ) -> tuple[Process, list[str]]:
     """The gateway with everything on: keys, hold, accounting of usage, metrics. Access log off, as by default.
 
-    `ledger`: it also writes every request to a SQLite file, which `vllm-router` has nothing like.
+    `command`: what starts it, but for the path of its settings. `ledger`: it also writes every request to a SQLite
+    file, which `vllm-router` has nothing like.
     """
     port, admin = free_ports(2)
     names = [f"team{number}" for number in range(teams)]
@@ -90,7 +97,7 @@ def fairshare(
     path.write_bytes(msgspec.json.encode(config))
     process = Process(
         name,
-        [sys.executable, "-m", "fairshare", "serve", "-c", str(path), "--log-level", "warning"],
+        [*command, str(path)],
         f"http://127.0.0.1:{port}",
         health_url=f"http://127.0.0.1:{admin}/readyz",
     )

@@ -41,7 +41,7 @@ class Process:
     def __init__(
         self, name: str, command: Sequence[str], url: str, *, health_url: str, patience_seconds: float = 60.0
     ) -> None:
-        self.name, self.url = name, url
+        self.name, self.url, self.health_url = name, url, health_url
         self.log = tempfile.NamedTemporaryFile(prefix=f"bench-{name}-", suffix=".log")  # noqa: SIM115 (closed in end)
         self._popen = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True)
         deadline = time.monotonic() + patience_seconds

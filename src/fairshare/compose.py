@@ -460,7 +460,7 @@ class Gateway:
         if self._ledger is not None:
             await self._ledger.stop()
         if self._seat is not None:
-            self._seat.last_metrics.write_bytes(self._metrics.exposition())
+            self._seat.last_metrics.write_bytes(b"".join(self._metrics.exposition()))
         self._admin.stop()
         if self._admin_serves is not None:
             await self._admin_serves

@@ -48,7 +48,7 @@ def record(**fields: Any) -> RequestRecord:
 
 def samples(metrics: Metrics) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
+    for family in text_string_to_metric_families(b"".join(metrics.exposition()).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
     return found
@@ -179,10 +179,10 @@ def test_a_value_on_a_bucket_bound_belongs_to_that_bucket() -> None:
 def test_100000_made_up_names_add_one_series_at_most() -> None:
     metrics = metrics_of()
     metrics.finished(record(team="made-up", pool="made-up", status=777, outcome=Outcome.COMPLETED))
-    before = len(metrics.exposition().splitlines())
+    before = len(b"".join(metrics.exposition()).splitlines())
     for number in range(100_000):
         metrics.finished(record(team=f"t{number}", pool=f"p{number}", status=600 + number))
-    assert len(metrics.exposition().splitlines()) == before
+    assert len(b"".join(metrics.exposition()).splitlines()) == before
     assert samples(metrics)["fairshare_requests_total"] == {
         (("class", "interactive"), ("code", ""), ("pool", ""), ("standing", "within-share"), ("team", "")): 100_001.0
     }
@@ -226,6 +226,12 @@ def test_gauges_show_the_pools_at_the_time_of_the_scrape() -> None:
 
 
 def test_every_metric_of_the_table_is_in_a_scrape_and_no_other() -> None:
-    text = metrics_of().exposition().decode()
+    text = b"".join(metrics_of().exposition()).decode()
     shown = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
     assert sorted(shown) == sorted(metric.name for metric in METRICS if metric not in MACHINE_METRICS)
+
+
+def test_a_scrape_comes_one_metric_at_a_time_so_that_requests_are_served_in_between() -> None:
+    parts = list(metrics_of().exposition())
+    assert len(parts) > 20
+    assert all(part.count(b"# TYPE ") == 1 for part in parts)

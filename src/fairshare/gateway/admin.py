@@ -4,6 +4,7 @@ Nothing here is hot. The accounts (`fairshare.gateway.accounts_api`) and the poo
 (`fairshare.gateway.discovery.api`) can be changed; every other route is a GET.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -106,7 +107,11 @@ def admin_app(
         return _json(encoder.encode({"status": "not ready", "reason": reason}), status=503)
 
     async def scrape(_: Request) -> Response:
-        return Response(metrics.exposition(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
+        parts: list[bytes] = []
+        for part in metrics.exposition():
+            parts.append(part)
+            await asyncio.sleep(0)  # a thousand teams take tens of milliseconds; requests do not wait for them
+        return Response(b"".join(parts), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
 
     async def pool_states(_: Request) -> Response:
         return _json(encoder.encode(pools()))

@@ -12,7 +12,7 @@ from enum import Enum
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from fairshare.core.priority import ServiceClass, Standing
 from fairshare.gateway.exchange import ENGINE_ERROR
@@ -382,8 +382,6 @@ class Metrics:
         self._failed: dict[tuple[str, str], int] = {}
         self._consumed: dict[tuple[str, str], _Consumed] = {}
         self._waits: dict[str, _Waits] = {}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Scrape(self))
 
     def configure(self, spec: GatewaySpec, accounts: Iterable[str] = ()) -> None:
         """The names that may be labels from now on. What was counted under other names stays until the restart.
@@ -436,9 +434,10 @@ class Metrics:
         series.waits = self._waits.setdefault(pool, _Waits())
         return series.waits
 
-    def exposition(self) -> bytes:
-        """What a scrape answers, in `CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+    def exposition(self) -> Iterator[bytes]:
+        """What a scrape answers, in `CONTENT_TYPE`, a metric at a time: requests can be served in between."""
+        for metric in self.collect():
+            yield generate_latest(_Only(metric))
 
     def collect(self) -> Iterator[Metric]:
         yield _counter(REQUESTS, [(labels, series.count) for labels, series in self._requests.items()])
@@ -471,12 +470,14 @@ class Metrics:
             yield (*labels, "completion"), consumed.completion_tokens
 
 
-class _Scrape(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+class _Only(Collector):
+    """One metric."""
 
-    def collect(self) -> Iterator[Metric]:
-        return self._metrics.collect()
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
 
 
 def _failure(record: RequestRecord) -> str:
