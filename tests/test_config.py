@@ -725,11 +725,11 @@ def test_without_a_word_the_store_is_a_file_beside_the_configuration() -> None:
 
 
 def test_a_server_gets_its_password_from_outside() -> None:
-    entry = "{url: 'postgresql://me@db:5433/accounts', password: '${PW}', keep: 30d}"
+    entry = "{url: 'postgresql://me@db:5433/accounts', password: '${PW}', keep: 32d}"
     spec = read(pool_with("half_life: 7d") + f"\nstore: {entry}", environ={"PW": "secret"}).gateway.store
     assert spec is not None
     assert spec.address == PostgresServer(host="db", port=5433, database="accounts", user="me", password="secret")
-    assert spec.keep_seconds == 30 * 86400
+    assert spec.keep_seconds == 32 * 86400
     assert "secret" not in repr(spec) + str(spec.address)
     socket = read(pool_with("half_life: 7d") + "\nstore: 'postgresql://me@/accounts?host=/run/pg'").gateway.store
     assert socket is not None
@@ -745,7 +745,8 @@ def test_a_server_gets_its_password_from_outside() -> None:
         ("'postgresql://me@db:x/accounts'", "must be sqlite:PATH"),
         ("'mysql://me@db/accounts'", "must be sqlite:PATH"),
         ("'sqlite:'", "must be sqlite:PATH"),
-        ("{url: none, keep: 1d}", "write store: none"),
+        ("{url: none, keep: 40d}", "write store: none"),
+        ("{keep: 31d}", "must be at least 32d"),
         ("{url: 'sqlite:x', password: '${PW}'}", "has no password"),
     ],
 )

@@ -164,6 +164,9 @@ DEFAULT_ADMIN = Address("127.0.0.1", 8081)
 LARGEST_NEIGHBOUR_BYTES = 1 << 20
 """A larger file beside a configuration is not looked into."""
 
+SHORTEST_KEEP_SECONDS = 32 * 86400.0
+"""No budget that starts again counts further back than a month."""
+
 DEFAULT_STORE = "fairshare.sqlite3"
 """Beside the configuration file."""
 
@@ -790,9 +793,16 @@ def _store(place: _Place) -> StoreSpec | None:
         if isinstance(address, SqliteFile):
             raise place.invalid("a SQLite file has no password; remove it, or give the url of a PostgreSQL server")
         address = replace(address, password=password)
-    return StoreSpec(
-        address=address, keep_seconds=fields.read("keep", _positive_duration, StoreSpec(address=default).keep_seconds)
-    )
+    return StoreSpec(address=address, keep_seconds=fields.read("keep", _kept, StoreSpec(address=default).keep_seconds))
+
+
+def _kept(place: _Place) -> float:
+    seconds = _duration(place)
+    if seconds < SHORTEST_KEEP_SECONDS:
+        raise place.invalid(
+            f"must be at least 32d, because budgets of a month are counted from its records, found {place.found()}"
+        )
+    return seconds
 
 
 def _notify(place: _Place) -> WebhookSpec | None:
