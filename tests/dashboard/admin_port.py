@@ -105,7 +105,9 @@ class Desk:
         )
         grant = Grant.remote(team, 20, True, True, lambda _: None)
         if usage is not None:
-            grant = counted.record(team, now=0.0, priority=20, borrowing=True, provisional_cost_units=1000.0)
+            grant = counted.record(
+                counted.state(team), now=0.0, priority=20, borrowing=True, provisional_cost_units=1000.0
+            )
         send = Send(
             request_id=request_id,
             pool=pool,
