@@ -56,13 +56,10 @@ class TwoPools:
             recall_waste=0.02,
         )
 
-    def _queue(self) -> HoldQueue:
-        return self._ready(self.rng.choice(self._queues))
-
     def _ready(self, queue: HoldQueue) -> HoldQueue:
-        if self._long_way:
-            for each in self._queues:
-                each._calm = False  # pyright: ignore[reportPrivateUsage]
+        if self._long_way:  # said twice: a short way that asks for only one of them is found too
+            queue._calm = False
+            queue._changed.add("nobody")
         return queue
 
     def _take(self, decisions: list[Decision]) -> None:
@@ -95,22 +92,26 @@ class TwoPools:
 
     def event(self) -> None:
         """One random event, and what can be seen after it."""
-        rng, queue = self.rng, self._queue()
+        rng, what = self.rng, self.rng.random()
         self.now += rng.choice([0.0, 0.02, 1.0, 1.0, 7.0])
+        sent = rng.choice(self.sent) if self.sent and what < 0.42 else None
+        queue = rng.choice(self._queues) if sent is None else self._homes[sent]
         for other in self._queues:  # as their timers would; what is due in this queue, the event itself has to see
-            if other is not queue and (due := other.next_deadline()) is not None and due <= self.now:
+            due = other.next_deadline()
+            if other is not queue and (other._changed or (due is not None and due <= self.now)):
                 self._take(self._ready(other).tick())
-        what = rng.random()
-        if what < 0.5:
+        self._ready(queue)
+        if sent is not None and sent in self.sent and what < 0.35:
+            self.sent.remove(sent)
+            self._take(queue.released(sent, rng.random() * 9))
+        elif sent is not None:
+            self._take(queue.first_byte(sent))
+        elif what < 0.92:
             self._take(queue.submitted(self._request(queue)))
-        elif what < 0.85 and self.sent:
-            ended = self.sent.pop(rng.randrange(len(self.sent)))
-            self._take(self._homes[ended].released(ended, rng.random() * 9))
-        elif what < 0.92 and self.sent:
-            begun = rng.choice(self.sent)
-            self._take(self._homes[begun].first_byte(begun))
         else:
             self._other_event(rng.choice(OTHER_EVENTS), queue)
+        for each in self._queues:
+            each._changed.discard("nobody")
         for each in self._queues:
             self.log.append((each.next_deadline(), each.snapshot(), each.pool.snapshot()))
 

@@ -130,6 +130,8 @@ class HoldQueue:
         self._aborting: dict[str, deque[tuple[HoldQueue, InstanceLoad, int]]] = {}
         """Of requests of this queue that are being taken back: where from, and their slots."""
         self._abort_ends: deque[tuple[float, InstanceLoad, int]] = deque()
+        self._due_at = math.inf
+        """Before this no held request has waited too long and no seat of a recalled one is free (pool clock)."""
         self._calm = False
         """Whether time alone changes nothing of what the last `_dispatch` decided: no debt is paid, nothing came due.
 
@@ -165,8 +167,6 @@ class HoldQueue:
                 for entry in queue._entries.values():
                     if entry.queue is self:
                         self._count_as_turn_if_above(entry.team, entry, self._pool.begin())
-        self._due_at = -math.inf
-        """Before this no held request has waited too long and no seat of a recalled one is free (pool clock)."""
         self._generation = -1
         self._calm = False
 
