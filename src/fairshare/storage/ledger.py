@@ -132,8 +132,8 @@ Facts = tuple[str | int, ...]
 class _Known(dict[Facts, int]):
     """The facts that the store has, with their ids; looking for others gives them one, and `save` writes them.
 
-    The id is made from the facts, so that all replicas give the same one: 63 bits of a hash, of which two in a million
-    collide once in twenty million sites.
+    The id is made from the facts, so that all replicas give the same one: 63 bits of a hash. Of sites with a million
+    different facts, one in twenty million has two that share an id.
     """
 
     def __init__(self, table: Table, save: Any) -> None:
