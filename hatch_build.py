@@ -1,4 +1,4 @@
-"""Compiles the modules that pyproject.toml names, ahead of time, when a wheel is built with HATCH_BUILD_HOOKS_ENABLE=1."""
+"""Compiles the modules that pyproject.toml names when a wheel is built with HATCH_BUILD_HOOKS_ENABLE=1."""
 
 import tempfile
 from pathlib import Path

@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,7 +35,7 @@ def test_the_same_events_bring_the_same_decisions_whatever_strings_hash_to() -> 
     digests = {
         subprocess.run(
             [sys.executable, __file__],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,

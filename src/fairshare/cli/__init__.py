@@ -49,7 +49,10 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"fairshare {version('fairshare')}")
+        from fairshare.core import hold
+
+        compiled = "" if hold.__file__.endswith(".py") else " (compiled)"
+        print(f"fairshare {version('fairshare')}{compiled}")
         raise typer.Exit
 
 

@@ -29,9 +29,8 @@ class ObserveQueue:
     To try fairshare out without risk, and the kill switch. The pool counts grants and usage as ever.
     """
 
-    mode = Mode.OBSERVE
-
     def __init__(self, through: HoldQueue, *, options: HoldOptions | None = None) -> None:
+        self.mode = Mode.OBSERVE
         pool = through.pool
         self.through = through
         """The queue that sends, in `pass` mode."""
