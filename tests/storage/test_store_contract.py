@@ -215,6 +215,25 @@ def test_two_gateways_write_what_their_requests_have_in_common_once(run: Run) ->
     run(main)
 
 
+def test_gateways_that_write_the_same_in_another_order_never_wait_for_each_other_in_a_circle(run: Run) -> None:
+    async def main(database: Database) -> None:
+        tags = [f"t{number}" for number in range(600)]
+
+        def rows(writer: int, tags: list[str]) -> list[LedgerRow]:
+            return [row(number, writer=writer, tag=tag) for number, tag in enumerate(tags, start=1)]
+
+        stores = LedgerStore(database), LedgerStore(database)
+        for day in range(3):
+            now = day * 86400.0
+            await asyncio.gather(
+                stores[0].write(rows(2 * day, tags), [], {}, now=now),
+                stores[1].write(rows(2 * day + 1, tags[::-1]), [], {}, now=now),
+            )
+        assert len(await exported(stores[0])) == 3600
+
+    run(main)
+
+
 def test_what_no_request_has_in_common_any_more_goes_with_a_later_month(run: Run) -> None:
     days = 86400.0
 

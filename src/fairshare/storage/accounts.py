@@ -303,7 +303,7 @@ async def mark_keys_used(connection: AsyncConnection, used: Mapping[str, float])
         )
         .values(last_used_at=bindparam("used_at"))
     )
-    await connection.execute(statement, [{"key": key, "used_at": at} for key, at in used.items()])
+    await connection.execute(statement, [{"key": key, "used_at": at} for key, at in sorted(used.items())])
 
 
 async def _select(

@@ -158,7 +158,6 @@ class _Known(dict[Facts, int]):
                 {"id": self[facts], "seen_at": seen_at} | dict(zip(self._names, facts, strict=True))
                 for facts in self._unsaved
             ]
-            # In one order, so that replicas that write the same ones do not wait for each other in a circle.
             await connection.execute(self._save, sorted(rows, key=itemgetter("id")))
             self._unsaved.clear()
 
@@ -228,9 +227,11 @@ class LedgerStore:
             async with self._database.writing() as connection:
                 for piece in _pieces(map(msgspec.structs.astuple, rows), ROWS_AT_ONCE):
                     values = [(*numbers(row), owners[owners.of(row)], ways[ways.of(row)]) for row in piece]
-                    await owners.save(connection, now)
-                    await ways.save(connection, now)
                     await connection.exec_driver_sql(self._insert, values)
+                # Everything that replicas may write at once comes behind the rows, in one order: none of them waits for
+                # another in a circle.
+                await owners.save(connection, now)
+                await ways.save(connection, now)
                 saved = [msgspec.structs.asdict(row) for row in used]
                 if saved:
                     await connection.execute(self._save_usage, saved)
