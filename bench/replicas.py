@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -428,6 +429,7 @@ def main() -> None:
     if arguments.replica:
         uvloop.run(replica(json.loads(arguments.replica)))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
     parts = (arguments.part,) if arguments.part else ("decisions", "workers", "limit")
     result: dict[str, Any] = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),

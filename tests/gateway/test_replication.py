@@ -12,6 +12,7 @@ from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Mo
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.gateway.replication import ReplicaSpec, Replication
+from fairshare.gateway.status import PoolStatus
 from fairshare.replicas.lease import LeaseOptions
 from fairshare.replicas.member import MemberOptions
 from fairshare.replicas.owner import OwnerOptions
@@ -30,6 +31,12 @@ OPTIONS = MemberOptions(
     save_every_seconds=0.05,
 )
 
+SPREAD = MemberOptions(
+    lease=LeaseOptions(lease_seconds=5.0, renew_every_seconds=1.0, poll_seconds=0.1),
+    owner=OwnerOptions(longest_request_seconds=60.0),
+)
+"""A lease is not lost while a slow machine is busy."""
+
 
 class Side:
     """One replica of the pool `chat`, C = 4: search owns 3 slots, ads 1."""
@@ -40,6 +47,7 @@ class Side:
         self.changed = asyncio.Event()
         self.vanished = False
         self.configured = {"capacity": "4", "shares": "ads 1/4, search 3/4"}
+        self.database = Database(SqliteFile(folder / "store.sqlite3"))
         self.replication = Replication(
             ReplicaSpec(
                 name=name,
@@ -47,10 +55,10 @@ class Side:
                 advertise=None,
                 secret=secret,
             ),
-            database=Database(SqliteFile(folder / "store.sqlite3")),
+            database=self.database,
             decided=lambda _, decisions: self.take(decisions),
             new_queues=self.fresh,
-            shown=lambda names: [pool_status_of(name, held=self.queue.snapshot().held) for name in names],
+            shown=self.shown,
             configured=lambda: {"chat": self.configured},
         )
 
@@ -58,6 +66,9 @@ class Side:
     def fresh(names: Sequence[str], parts: int) -> dict[str, DispatchQueue]:
         pool = Pool("chat", 4 // parts, {"search": "3/4", "ads": "1/4"}, 0.0, monotonic)
         return {"chat": make_queue(pool, Mode.HOLD, instances=[Instance(id="a", part_slots=4, seats=8)])}
+
+    def shown(self, names: Sequence[str]) -> list[PoolStatus]:
+        return [pool_status_of(name, held=self.replication.queue(name).snapshot().held) for name in names]
 
     @property
     def queue(self) -> DispatchQueue:
@@ -281,5 +292,34 @@ def test_replicas_that_are_configured_differently_say_so_until_they_are_alike(tm
             other.configured = dict(owner.configured)
             other.replication.tell_configured()
             await differ([], [])
+
+    run(main)
+
+
+def test_a_free_lease_is_left_to_the_replica_that_owns_fewer(tmp_path: Path) -> None:
+    async def main() -> None:
+        many, none = Side("many", tmp_path), Side("none", tmp_path)
+        sides = (many, none)
+
+        def add(side: Side, lease: str) -> None:
+            side.replication.add(lease, {lease: side.fresh((lease,), 1)["chat"]}, SPREAD)
+
+        try:
+            for side in sides:
+                await side.replication.start()
+                await side.database.migrate()  # nobody waits for that below
+            for lease in ("a", "b"):
+                add(many, lease)
+                await many.replication.wait_for_owners()
+            for side in sides:
+                add(side, "c")
+            await asyncio.gather(*(side.replication.wait_for_owners() for side in sides))
+            roles = [side.replication.status("c").role for side in sides]
+            assert roles == ["follower", "owner"]
+        finally:
+            for side in sides:
+                side.replication.hand_over()
+            for side in sides:
+                await side.replication.stop()
 
     run(main)

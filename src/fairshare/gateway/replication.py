@@ -51,6 +51,11 @@ FIRST_OWNER_SECONDS = 8.0
 REMEMBERED_ENDS = 256
 """How many of the processes of a machine that ended by themselves are told to a new owner: the last ones."""
 
+HESITATE_SECONDS = 0.25
+"""A replica leaves a free lease for so long, for each that it owns, to another that owns fewer: pools are spread."""
+
+MOST_HESITATIONS = 3
+
 SHOW_SECONDS = 1.0
 """How often a replica asks the owner on another machine what its pools look like."""
 
@@ -142,6 +147,8 @@ class Replication:
         self._links: dict[str, list[PeerLink[OnLink]]] = {}
         self._address = ""
         self._is_migrated = False
+        self._acquiring: list[str] = []
+        """Leases that nobody seems to own and that this replica asks for now, in this order."""
         self._calls: set[asyncio.Task[None]] = set()
         self._dialled: dict[str, PeerAddress] = {}
         """Lease → where its owner is."""
@@ -486,11 +493,29 @@ class Replication:
             case SaveCall():
                 return await self._store.save(call.lease, epoch=call.epoch, used=call.used, state=call.state)
 
+    async def _hesitate(self, lease: str) -> None:
+        """Let others ask first for a lease that may be free, if this replica owns more than none."""
+        members = {member.lease: member for member in self._router.members}
+        if members[lease].role is Role.FOLLOWER:
+            return  # somebody owns it, and this call only looks whether that is still so
+        began = self._clock()
+        while True:
+            owned = sum(member.role in (Role.OWNER, Role.TAKING) for member in members.values())
+            burden = min(owned + self._acquiring.index(lease), MOST_HESITATIONS)
+            if self._clock() - began >= burden * HESITATE_SECONDS:
+                return
+            await asyncio.sleep(HESITATE_SECONDS / 10)
+
     async def _lease_called(self, call: LeaseCall) -> Lease:
         store, lease = self._store, call.lease
         match call.call.kind:
             case CallKind.ACQUIRE:
-                row = await store.acquire(lease, owner=call.owner, address=call.address, seconds=call.seconds)
+                self._acquiring.append(lease)
+                try:
+                    await self._hesitate(lease)
+                    row = await store.acquire(lease, owner=call.owner, address=call.address, seconds=call.seconds)
+                finally:
+                    self._acquiring.remove(lease)
             case CallKind.RENEW:
                 row = await store.renew(lease, epoch=call.call.epoch, seconds=call.seconds)
             case CallKind.RELEASE:
