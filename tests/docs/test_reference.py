@@ -19,9 +19,9 @@ from fairshare.dashboard import status_pages
 from fairshare.gateway.accounts_api import OPERATIONS
 from fairshare.gateway.admin import OPEN_PATHS, admin_app
 from fairshare.gateway.discovery.api import OPERATIONS as INSTANCE_OPERATIONS
-from fairshare.gateway.phantoms_api import OPERATION as PHANTOMS
 from fairshare.gateway.metrics import METRICS, Metrics
 from fairshare.gateway.options import Limits, Timeouts
+from fairshare.gateway.phantoms_api import OPERATION as PHANTOMS
 from fairshare.gateway.ports import Counters
 from fairshare.gateway.state_dump import StateDump
 from fairshare.gateway.status import InstanceStatus, PoolStatus, TeamStatus
