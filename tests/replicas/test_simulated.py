@@ -18,13 +18,14 @@ import pytest
 import fairshare.replicas.owner as owner_module
 from fairshare.core.decisions import Decision
 from fairshare.replicas.lease import Call, Keeper, Lease, LeaseEvent, LeaseOptions
+from fairshare.replicas.member import LeftBehind, Member
 from fairshare.replicas.messages import Announce, CalledBack, Estate, Message, Recalled
 from fairshare.replicas.owner import Owner, Session
 from fairshare.replicas.replica import Replica
 from replicas.simulated.world import BrokenPromise, Plan, World, plan_of, with_lending
 
 SEEDS = 160
-"""What `make test` has time for (a third of a second each); `make simulate-ha SEEDS=...` runs more."""
+"""What `make test` has time for (half a second each); `make simulate-ha SEEDS=...` runs more."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -65,6 +66,47 @@ def test_a_rolling_restart_hands_the_lease_over_without_a_degraded_moment_or_a_f
     assert not world.refused
     assert not world.crashed
     assert not any(node.member.status().degraded_grants_total for node in (*world.nodes, *world.past))
+
+
+def most_late(seed: int) -> int:
+    """After the owner is killed: the most within-share slots of replicas that its successor had not heard."""
+    plan = Plan(faults=0, requests_per_second=20.0, mean_seconds=3.0, load_seconds=18.0)
+    world = World(seed, plan)
+    most = 0
+
+    def killed() -> None:
+        owner = world.owner
+        assert owner is not None
+        world.crash(owner, back_after_seconds=10.0)
+        looks()
+
+    def looks() -> None:
+        nonlocal most
+        most = max(most, world.within_share_slots()[0]["late"])
+        if world.timeline.now < 20.0:
+            world.timeline.after(0.01, looks)
+
+    world.timeline.at(10.0 + world.rng.random(), killed)
+    world.run()
+    assert world.epochs == 2
+    return most
+
+
+def test_an_owner_hears_all_that_it_can_reach_before_it_decides_and_does_not_wait_for_the_one_that_is_gone() -> None:
+    assert max(most_late(seed) for seed in range(3)) == 0
+
+
+def test_the_simulation_finds_an_owner_that_hears_nobody_before_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Member._begin  # pyright: ignore[reportPrivateUsage]
+
+    def hasty(self: Member, left_behind: LeftBehind, now: float) -> list[Decision]:
+        decisions = begin(self, left_behind, now)
+        if self._owner is not None and self._owner.is_gathering:  # pyright: ignore[reportPrivateUsage]
+            self._owner._gathered()  # pyright: ignore[reportPrivateUsage]
+        return decisions
+
+    monkeypatch.setattr(Member, "_begin", hasty)
+    assert max(most_late(seed) for seed in range(3)) > 0
 
 
 # ---------------------------------------------------------------------- planted faults

@@ -189,6 +189,8 @@ class Member:
         self._linked: set[str] = set()
         self._ended: set[str] = set()
         """Replicas whose process has ended for certain; what it tells the owner that it becomes."""
+        self._owner_lost = "", math.inf
+        """The owner that it could not reach any more, and since when it has dialled it in vain."""
         self._session_number = 0
         self._joined: str | None = None
         """The owner that it announced itself to."""
@@ -308,6 +310,8 @@ class Member:
     def connected(self, peer: str) -> None:
         """There is a link to that replica, where there was none."""
         self._linked.add(peer)
+        if peer == self._owner_lost[0]:
+            self._owner_lost = "", math.inf
         self._is_declined = False
         self._join(self._ports.clock())
         self._finish([])
@@ -316,6 +320,8 @@ class Member:
         """The last link to that replica is gone."""
         now = self._ports.clock()
         self._linked.discard(peer)
+        if peer == self._keeper.owner:
+            self._owner_lost = peer, now
         session = self._sessions.pop(peer, None)
         if session is not None and self._owner is not None and self._keeper.decides(now):
             self._owner.disconnected(session, now)
@@ -417,6 +423,9 @@ class Member:
         )
         for replica in self._ended:
             owner.ended(replica)
+        before, at = self._owner_lost
+        if now - at >= self._options.owner.gather_seconds:
+            owner.does_not_wait_for(before)
         self._save_at = now
         self._loop = Session(self._name, 0)
         self._sessions = {}
@@ -517,6 +526,8 @@ class Member:
                 case Lost():
                     self._dismiss(now)
                 case Follows():
+                    if event.owner != self._owner_lost[0]:
+                        self._owner_lost = "", math.inf  # it is dialled no more, so nobody knows
                     if self._joined not in (None, event.owner):
                         self._leave(now)
                     self._ports.owner_is(self.lease, event.owner, event.address)

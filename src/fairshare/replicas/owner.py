@@ -272,6 +272,10 @@ class Owner:
         self._drop_phantoms(self._lost.pop(replica, ()))
         for queue in self.queues.values():
             self._route(queue.capacity_changed())
+        self.does_not_wait_for(replica)
+
+    def does_not_wait_for(self, replica: str) -> None:
+        """It cannot announce itself in time, for all that is known; if it does later, it is heard as any other."""
         self._missing.discard(replica)
         if self._gathers_until is not None and not self._missing:
             self._gathered()
