@@ -78,7 +78,7 @@ def settled(page: Page) -> None:
 
 def waited(admin: str) -> str:
     """A request that waited and borrowed, if the page lists one."""
-    with urlopen(f"{admin}/api/v1/requests?only=waited&most=12") as answer:
+    with urlopen(f"{admin}/api/v1/requests?only=waited&most=200") as answer:
         rows = json.load(answer)
     return next((row["id"] for row in rows if row["standing"] == "borrowing"), rows[0]["id"])
 
