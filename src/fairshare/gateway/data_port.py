@@ -25,6 +25,7 @@ from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.exchange import Exchange, Upload
 from fairshare.gateway.identity import Directory, Identity
 from fairshare.gateway.logins import FailedLogins
+from fairshare.gateway.listening import served_at
 from fairshare.gateway.options import Address, Limits
 from fairshare.gateway.ports import Admission, Outcome, RequestRecord
 from fairshare.wire.body import inspect_body
@@ -756,8 +757,7 @@ class DataPort:
             lambda: ClientConnection(self), backlog=LISTEN_BACKLOG, **place
         )
         self._sweep_later()
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return Address(host, port)
+        return served_at(self._server)
 
     def update(self, limits: Limits) -> None:
         """A reload changed the limits. (Keys are switched in the directory, pools in the driver.)"""

@@ -1,5 +1,6 @@
 """Sockets that listen, bound before anything else is started, so that a taken port is found at once."""
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -36,3 +37,8 @@ def bound_to(listening: socket.socket) -> Address:
     """Where a socket listens; tells the port that the operating system chose."""
     host, port = listening.getsockname()[:2]
     return Address(host, port)
+
+
+def served_at(server: asyncio.Server) -> Address:
+    """Where a server that was just started listens."""
+    return bound_to(server.sockets[0])
