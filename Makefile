@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: pictures bench bench-core bench-ledger bench-prefix bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: compiled test-compiled pictures bench bench-core bench-ledger bench-prefix bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,23 @@ dist: $(STAMP) ## the wheel and the source distribution, in dist/
 
 test-dist: dist ## install both in fresh environments, outside the checkout, and use them there (minutes)
 	$(BIN)/python -m pytest -m dist tests/deploy/test_dist.py
+
+COMPILED       := build/compiled
+COMPILED_STAMP := $(COMPILED)/.unpacked
+COMPILED_FROM  := $(wildcard $(addprefix src/fairshare/,core/*.py gateway/*.py wire/*.py)) hatch_build.py pyproject.toml
+
+compiled: $(COMPILED_STAMP) ## the wheel with the hot path compiled ahead of time, in dist/compiled/ (needs a C compiler; minutes)
+
+# Unpacked as well: with this folder in PYTHONPATH the tools of .venv run the compiled build.
+$(COMPILED_STAMP): $(STAMP) $(COMPILED_FROM)
+	rm -rf dist/compiled $(COMPILED)
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m hatchling build -t wheel -d dist/compiled
+	$(BIN)/python -m zipfile -e dist/compiled/*.whl $(COMPILED)
+	touch $@
+
+test-compiled: $(COMPILED_STAMP) ## the tests of what is compiled, over the compiled build
+	PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/fairshare --version | grep -F '(compiled)'
+	PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/python -m pytest tests/core tests/wire tests/gateway
 
 SITE_STAMP := .venv-docs/.installed
 
