@@ -432,9 +432,7 @@ class Exchange:
         stream = self._stream
         if stream is None or not self._chunked or not stream.passes(framed):
             return False
-        now = self.driver.coarse.now
-        if self.heard_at != now:
-            self.heard_at = now
+        self.heard_at = self.driver.coarse.now
         self.write(framed)
         return True
 
@@ -478,8 +476,7 @@ class Exchange:
     def _go(self, serving: DrivenPool | None, instance_id: str, now: float, *, fresh: bool = False) -> None:
         """Send it to an instance, on an idle connection if there is one and `fresh` does not forbid it."""
         self.instance_id = instance_id
-        if self._tried_fresh is not fresh:
-            self._tried_fresh = fresh
+        self._tried_fresh = fresh
         self._sent_seconds = now - self.arrived_at
         self.heard_at = self.driver.coarse.now
         connections = None if serving is None else serving.instances.get(instance_id)
