@@ -45,7 +45,9 @@ def main() -> None:
                 page.get_by_label("A request's id").fill(waited(admin))
                 page.get_by_role("button", name="Explain").click()
                 page.locator(".steps").wait_for()
-                page.locator("#answer").evaluate("node => { node.style.padding = '0 16px 16px'; node.style.marginTop = '12px'; }")
+                page.locator("#answer").evaluate(
+                    "node => { node.style.padding = '0 16px 16px'; node.style.marginTop = '12px'; }"
+                )
                 page.locator("#answer").screenshot(path=FOLDER / "why.png")
             with opened(browser, f"{admin}/team", width=1280, height=980) as page:
                 page.get_by_label("Your key").fill(key)
