@@ -24,8 +24,8 @@ from fairshare.core.decisions import Request
 from fairshare.gateway.driver import PoolDriver
 from fairshare.gateway.exchange import Exchange, Upload
 from fairshare.gateway.identity import Directory, Identity
-from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.listening import served_at
+from fairshare.gateway.logins import FailedLogins
 from fairshare.gateway.options import Address, Limits
 from fairshare.gateway.ports import Admission, Outcome, RequestRecord
 from fairshare.wire.body import inspect_body
