@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,17 +84,24 @@ def test_the_doctor_sees_what_an_sglang_does_and_names_its_flags(
 
 
 def test_how_long_an_engine_keeps_an_idle_connection_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        await asyncio.sleep(0.2)
-        writer.close()
-
     async def seen() -> float | None:
+        closed = asyncio.Event()
+
+        async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await asyncio.sleep(0.2)
+            writer.close()
+            with suppress(ConnectionError):  # nobody waited for that
+                await writer.wait_closed()
+            closed.set()
+
         server = await asyncio.start_server(closing, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            return await engine_http.kept_open(InstanceSpec(url=f"http://127.0.0.1:{port}"))
+            kept = await engine_http.kept_open(InstanceSpec(url=f"http://127.0.0.1:{port}"))
+            await closed.wait()
+            return kept
 
     kept = asyncio.run(seen())
     assert kept is not None
