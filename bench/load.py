@@ -2,7 +2,7 @@
 
 Reads one job as JSON on standard input and prints what it measured as JSON:
 
-    closed   `connections` ask as fast as they are answered, for `seconds`
+    closed   `connections` ask as fast as they are answered, for `seconds`; spread over the URLs if `url` names several
     paired   `rate` pairs a second: the same request to `url` and to `direct`, in random order, for `seconds`
     open     `connections` streams are opened and kept open until standard input ends
 """
@@ -73,15 +73,18 @@ async def connect(url: str) -> Client:
 
 
 async def closed(job: dict[str, Any]) -> dict[str, Any]:
-    data = [request(job["url"], key, job["body"]) for key in job["keys"]]
-    clients = [await connect(job["url"]) for _ in range(job["connections"])]
+    urls = job["url"].split()
+    data = [[request(url, key, job["body"]) for key in job["keys"]] for url in urls]
+    clients = [await connect(urls[number % len(urls)]) for number in range(job["connections"])]
     requests = 0
     ends_at = time.perf_counter() + job["seconds"]
 
     async def work(number: int, client: Client) -> None:
         nonlocal requests
+        mine = data[number % len(urls)]
+        number //= len(urls)
         while time.perf_counter() < ends_at:
-            await client.ask(data[number % len(data)])
+            await client.ask(mine[number % len(mine)])
             number += len(clients)
             requests += 1
 

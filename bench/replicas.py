@@ -47,7 +47,7 @@ from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
 from gateway import CONNECTIONS, STREAMED, WHOLE, key_of
 from owner_limit import REPLICAS, Costs, simulated, table
-from processes import BENCH, Load, Process, free_ports
+from processes import BENCH, Process, free_ports, measured
 
 OPEN_AT_ONCE = 64
 TEAMS = 20
@@ -324,13 +324,9 @@ class Apart:
 
 def loaded(urls: Sequence[str], body: Mapping[str, Any], connections: int, seconds: float) -> tuple[int, float]:
     """Requests that were answered, and how many a second: each URL gets its part of the connections."""
-    keys = [key_of(0), key_of(1)]
-    job = {"kind": "closed", "keys": keys, "body": body, "seconds": seconds, "connections": connections // len(urls)}
-    loads = [Load({**job, "url": url}) for url in urls]
-    found = [load.line() for load in loads]
-    for load in loads:
-        load.end()
-    return sum(each["requests"] for each in found), sum(each["requests"] / each["seconds"] for each in found)
+    job = {"kind": "closed", "url": " ".join(urls), "keys": [key_of(0), key_of(1)], "body": body}
+    found = measured({**job, "connections": connections, "seconds": seconds})
+    return found["requests"], found["requests"] / found["seconds"]
 
 
 def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
@@ -422,6 +418,11 @@ def write(part: str, lines: Sequence[str]) -> None:
     PAGE.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.partition(end)[2]}", "utf-8")
 
 
+def stopped(number: int, frame: object) -> None:
+    """Ends what was started."""
+    sys.exit("stopped")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -434,11 +435,12 @@ def main() -> None:
     if arguments.replica:
         uvloop.run(replica(json.loads(arguments.replica)))
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, stopped)
     parts = (arguments.part,) if arguments.part else ("decisions", "workers", "limit")
     result: dict[str, Any] = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, load average "
+        f"{os.getloadavg()[0]:.1f} when it began",
     }
     tables: dict[str, list[str]] = {}
 
