@@ -1,11 +1,11 @@
 """Replicas in virtual time keep every promise under every fault; and faults planted in them are found.
 
-Each planted fault has runs of its own that bring about what it needs. The plain seeds of `make test` find all but one
-of those of failover too; `PLAIN_SEEDS=160 .venv/bin/python -m pytest -s -k finds tests/replicas/test_simulated.py` says
-by which first. When this was written: 0 charges counted again, charges not announced, phantoms that stay, replicas alone
-over the whole pool; 1 an owner that does not look at the clock, a silent replica that is not counted; 5 a seat that a
-late recall keeps; 7 a lease trusted to its end; 81 one counted from its answer; 98 a store without the fence. None of
-them: decisions that arrive after the next owner.
+Each planted fault has runs of its own that bring about what it needs. The plain seeds of `make test` find all but one,
+too; `PLAIN_SEEDS=160 .venv/bin/python -m pytest -s -k finds tests/replicas/test_simulated.py` says by which first. When
+this was written: 0 charges counted again, charges not announced, phantoms that stay, replicas alone over the whole
+pool; 1 an owner that does not look at the clock, a silent replica that is not counted; 5 a seat that a late recall
+keeps; 7 a lease trusted to its end; 81 one counted from its answer; 98 a store without the fence. None: decisions that
+arrive after the next owner.
 """
 
 import os
