@@ -114,7 +114,7 @@ class RefusalReason(StrEnum):
     """No replica has owned the pool for longer than replicas may go on alone."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Send:
     """Send the request to an engine now."""
 

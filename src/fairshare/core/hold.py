@@ -66,6 +66,11 @@ WEIGHTED_LF_BOUNDS = (0.5, 2.0)
 PASS_OPTIONS = HoldOptions(recall=False, batch_every=0, borrow_order=BorrowOrder.LEVEL_FAIRSHARE)
 """In `pass` nothing is taken back and nothing is ordered."""
 
+# A member that is asked of its class costs twenty times a name of the module (docs/performance.md).
+_OWNER, _TURN, _WIDE, _BORROWER = SendKind.OWNER, SendKind.TURN, SendKind.WIDE, SendKind.BORROWER
+_HOLD, _PASS = Mode.HOLD, Mode.PASS
+_WITHIN_SHARE, _BORROWING = Standing.WITHIN_SHARE, Standing.BORROWING
+
 
 class HoldQueue:
     """The dispatch queue of a pool in `hold` mode; see the module's text and `DispatchQueue` for its events.
@@ -148,7 +153,7 @@ class HoldQueue:
     def reconfigure(self, mode: Mode, options: HoldOptions | None, fallback: "HoldQueue | None") -> None:
         """Dispatch differently from now on; what is held and what runs stays. Then report `capacity_changed`."""
         self.mode = mode
-        self._options = options = PASS_OPTIONS if mode is Mode.PASS else options or HoldOptions()
+        self._options = options = PASS_OPTIONS if mode is _PASS else options or HoldOptions()
         self._is_weighted = options.borrow_order is BorrowOrder.WEIGHTED
         if fallback is not self._fallback:
             if self._fallback is not None:
@@ -162,7 +167,7 @@ class HoldQueue:
             entry.too_late_at = self._too_late_at(entry)
             if entry.recalled:
                 self._held_again.set(entry.request.id, entry.too_late_at)
-        if mode is Mode.HOLD:  # `pass` gives no turns: who runs within share above its whole slots holds its team's
+        if mode is _HOLD:  # `pass` gives no turns: who runs within share above its whole slots holds its team's
             for queue in (self, *self._live_guests()):
                 for entry in queue._entries.values():
                     if entry.queue is self:
@@ -213,7 +218,7 @@ class HoldQueue:
             team.sent += 1
             send = self._send(team, entry, kind, load, now)
             changed.clear()
-            if kind is SendKind.BORROWER:
+            if kind is _BORROWER:
                 self._refresh_above(team)
             if self._is_weighted:
                 self._note_consumption(request.team)
@@ -338,7 +343,7 @@ class HoldQueue:
         team = self._teams.get(request.team) or self._team(request.team)
         entry = self._entries[request.id] = Entry(request, self, self._next_sequence)
         self._next_sequence += 1
-        kind = SendKind.BORROWER if standing is Standing.BORROWING else SendKind.OWNER
+        kind = _BORROWER if standing is _BORROWING else _OWNER
         self._send(team, entry, kind, self._instances.expect(instance_id), now, 0 if priority is None else priority)
         self._count_as_turn_if_above(team, entry, now)
         if began:
@@ -461,11 +466,11 @@ class HoldQueue:
         """By which right a request goes at once to an instance with room, if nothing of its team is held and nothing
         has changed; None: that is for the long way to say."""
         if slots <= team.free_slots:
-            fits = load.seats - load.taken_slots >= slots and (self.mode is Mode.HOLD or self._fits(team, slots))
-            return SendKind.OWNER if fits else None
-        if slots == 1 and not self._held and self.mode is Mode.HOLD and not self._is_weighted and team.state.share:
+            fits = load.seats - load.taken_slots >= slots and (self.mode is _HOLD or self._fits(team, slots))
+            return _OWNER if fits else None
+        if slots == 1 and not self._held and self.mode is _HOLD and not self._is_weighted and team.state.share:
             no_turn = not team.fraction or team.turn_slots or self._turns_taken >= self._turn_slots
-            return SendKind.BORROWER if no_turn and self._has_room() else None
+            return _BORROWER if no_turn and self._has_room() else None
         return None
 
     def _only_waits(self, team: TeamQueue, request: Request) -> bool:
@@ -582,7 +587,7 @@ class HoldQueue:
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         if self._generation != self._pool.generation:
             self._rebuild(now)
-        if self.mode is Mode.PASS:
+        if self.mode is _PASS:
             self._send_all(now, decisions)
             self._calm = True
             return
@@ -591,13 +596,13 @@ class HoldQueue:
             self._credit_due(now)
         while self._instances.accepting:
             if self._turn_waiters.priorities and self._turn_is_free(now):
-                name, kind = self._some(self._turn_waiters), SendKind.TURN
+                name, kind = self._some(self._turn_waiters), _TURN
             elif not self._has_room():
                 break
             elif self._wide_owed.priorities:
-                name, kind = self._some(self._wide_owed), SendKind.WIDE
+                name, kind = self._some(self._wide_owed), _WIDE
             elif self._borrowers.priorities:
-                name, kind = self._some(self._borrowers), SendKind.BORROWER
+                name, kind = self._some(self._borrowers), _BORROWER
             else:
                 break
             team = self._teams[name]
@@ -622,7 +627,7 @@ class HoldQueue:
                     continue
             if not self._instances.accepting:
                 break
-            self._send_held(team, entry, SendKind.OWNER if fits else SendKind.BORROWER, now, decisions)
+            self._send_held(team, entry, _OWNER if fits else _BORROWER, now, decisions)
         for name in self._changed:
             if (changed := self._teams.get(name)) is not None:
                 self._forget_if_idle(changed)
@@ -630,7 +635,7 @@ class HoldQueue:
 
     def _fits(self, team: TeamQueue, slots: int) -> bool:
         """Whether a request is an owner's: in `hold` by the whole slots, in `pass` by the pool's reservation."""
-        if self.mode is Mode.HOLD:
+        if self.mode is _HOLD:
             return slots <= team.free_slots
         return team.state.in_flight_slots + team.state.phantom_slots + slots <= team.state.reserved
 
@@ -688,12 +693,12 @@ class HoldQueue:
         free_slots = team.free_slots
         if team.held and free_slots > 0 and self._instances.accepting:
             while free_slots > 0:
-                entry, kind = team.next(self._options.batch_every, free_slots), SendKind.OWNER
+                entry, kind = team.next(self._options.batch_every, free_slots), _OWNER
                 if entry is None:
                     break
                 if team.wide_waits and self._credit(team, now) >= 0.0 and self._has_room():
                     entry = self._next_entry(team)
-                    kind = SendKind.OWNER if entry.request.slots <= free_slots else SendKind.WIDE
+                    kind = _OWNER if entry.request.slots <= free_slots else _WIDE
                 self._send_held(team, entry, kind, now, decisions)
                 free_slots = team.free_slots
         if team.state.phantom_slots or team.phantoms_hold_turn:
@@ -774,10 +779,10 @@ class HoldQueue:
         `team` is this queue's record of its team; the request may be a guest's. `priority`: decided before.
         """
         request, pool, slots = entry.request, self._pool, entry.request.slots
-        borrowing = kind is SendKind.BORROWER
+        borrowing = kind is _BORROWER
         if priority is not None:
             entry.weight = 0.0
-        elif kind is SendKind.OWNER:
+        elif kind is _OWNER:
             entry.weight, priority = 0.0, within_share_priority(request.service_class)
         else:
             if borrowing:
@@ -802,27 +807,20 @@ class HoldQueue:
             self._renew_state(team)
         if request.recallable:
             team.recallable[request.id] = entry
-        return Send(
-            request_id=request.id,
-            pool=self._pool_name,
-            instance_id=load.id,
-            grant=grant,
-            priority=priority,
-            standing=Standing.BORROWING if borrowing else Standing.WITHIN_SHARE,
-            held_seconds=entry.waited_seconds,
-        )
+        standing = _BORROWING if borrowing else _WITHIN_SHARE
+        return Send(request.id, self._pool_name, load.id, grant, priority, standing, entry.waited_seconds)
 
     def _count_right(self, team: TeamQueue, entry: Entry, kind: SendKind, now: float) -> None:
         """Count what a request uses that goes by another right than its team's whole slots, and move its team's tag."""
         slots = entry.request.slots
         entry.weight, entry.estimate_slot_seconds = 0.0, slots * self._expected_seconds(team)
-        if kind is SendKind.TURN:
+        if kind is _TURN:
             start_tag = team.turn_tag
             self._turn_virtual_time = max(self._turn_virtual_time, start_tag)
             entry.weight = team.fraction
             team.turn_end_tag = start_tag + entry.estimate_slot_seconds / entry.weight
             self._take_turn(team, slots, now)
-        elif kind is SendKind.WIDE:
+        elif kind is _WIDE:
             team.wide_slots += slots
             team.wide_counts = True
         elif self._is_weighted and team.state.share > 0.0:
@@ -840,9 +838,9 @@ class HoldQueue:
 
     def _count_as_turn_if_above(self, team: TeamQueue, entry: Entry, now: float) -> None:
         """What runs within share above its team's whole slots, as somebody else decided, holds its team's turn."""
-        owns = entry.kind is SendKind.OWNER and team.fraction > 0.0
+        owns = entry.kind is _OWNER and team.fraction > 0.0
         if owns and not team.turn_slots and team.within_slots > team.whole_slots:
-            entry.kind = SendKind.TURN
+            entry.kind = _TURN
             entry.weight, entry.estimate_slot_seconds = team.fraction, 0.0
             self._take_turn(team, entry.request.slots, now)
 
@@ -855,9 +853,9 @@ class HoldQueue:
                 return state_load
         roomy = instances.with_room(request.team, request.preferred_instances)
         # Below C no owner waits for a seat; and a wide request that passes its team's own slots recalls nobody.
-        if kind is SendKind.BORROWER or kind is SendKind.WIDE:
+        if kind is _BORROWER or kind is _WIDE:
             return roomy or self._emptiest()
-        needed_seats = request.slots if kind is SendKind.OWNER else 1
+        needed_seats = request.slots if kind is _OWNER else 1
         if roomy is not None and roomy.free_seats >= needed_seats:
             return roomy
         emptiest = self._emptiest()
@@ -917,7 +915,7 @@ class HoldQueue:
             if now - entry.sent_at > self._waste_slot_seconds:
                 break  # those sent before it would throw away even more
             if (
-                entry.kind is not SendKind.TURN
+                entry.kind is not _TURN
                 and slots <= above_slots
                 and slots * (now - entry.sent_at) <= self._waste_slot_seconds
                 and (entry.instance is load or (load is None and entry.instance.accepting))
@@ -946,7 +944,7 @@ class HoldQueue:
         slots, seconds = request.slots, now - entry.sent_at
         self._instances.take_off(entry.instance, request.team, slots, aborting=recalled)
         team.recallable.pop(request.id, None)
-        if kind is not SendKind.OWNER:
+        if kind is not _OWNER:
             self._give_back_right(team, entry, slots * seconds, now)
         self._pool.settle(entry.grant, consumed_cost_units, now=now)
         if not recalled:
@@ -955,13 +953,13 @@ class HoldQueue:
     def _give_back_right(self, team: TeamQueue, entry: Entry, slot_seconds: float, now: float) -> None:
         """What `_count_right` counted ends, and its team's tag becomes what it would be had the truth been known."""
         slots = entry.request.slots
-        if entry.kind is SendKind.TURN:
+        if entry.kind is _TURN:
             team.turn_slots = 0
             self._settle_turn_debt(now)
             self._turns_taken -= 1
             self._turn_held_slots -= slots
             team.turn_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
-        elif entry.kind is SendKind.WIDE:
+        elif entry.kind is _WIDE:
             team.wide_slots -= slots
         elif entry.weight:
             team.borrow_end_tag += (slot_seconds - entry.estimate_slot_seconds) / entry.weight
@@ -1007,7 +1005,7 @@ class HoldQueue:
         guest = fallback._team(request.team)
         fallback._renew_state(guest)
         # By its whole slots there, as if it had been sent to that pool: a turn is not for guests, it is waited for.
-        kind = SendKind.OWNER if fallback._fits(guest, request.slots) else SendKind.BORROWER
+        kind = _OWNER if fallback._fits(guest, request.slots) else _BORROWER
         load = fallback._instances.with_room(request.team, ()) or fallback._emptiest()
         decisions.append(fallback._send(guest, entry, kind, load, there))
         fallback._refresh_changed(there, decisions)
