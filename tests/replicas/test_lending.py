@@ -12,8 +12,15 @@ from fairshare.replicas.replica import Replica, ReplicaOptions
 class Site:
     """An owner of a pool of 16 slots, and replicas that are linked to it by `exchange` only."""
 
-    def __init__(self, *replicas: str, pools: tuple[str, ...] = ("chat",), mode: Mode = Mode.HOLD) -> None:
+    def __init__(
+        self,
+        *replicas: str,
+        pools: tuple[str, ...] = ("chat",),
+        mode: Mode = Mode.HOLD,
+        shares: tuple[str, str, str] = ("1/2", "1/4", "1/4"),
+    ) -> None:
         self.now = 0.0
+        self.shares = dict(zip(("search", "ads", "mail"), shares, strict=True))
         self.instances = [Instance(id="a", part_slots=8, seats=16), Instance(id="b", part_slots=8, seats=16)]
         self.owner = Owner(
             epoch=1,
@@ -30,8 +37,7 @@ class Site:
             self.exchange(name)
 
     def queue(self, pool: str, mode: Mode = Mode.HOLD) -> DispatchQueue:
-        shares = {"search": "1/2", "ads": "1/4", "mail": "1/4"}
-        return make_queue(Pool(pool, 16, shares, None, lambda: self.now), mode, instances=self.instances)
+        return make_queue(Pool(pool, 16, self.shares, None, lambda: self.now), mode, instances=self.instances)
 
     def replica(self, name: str, pools: tuple[str, ...]) -> Replica:
         options = ReplicaOptions(lent_seconds=1.0, idle_seconds=0.02)
@@ -150,6 +156,23 @@ def test_nobody_is_told_to_borrow_because_of_slots_that_are_lent_and_free() -> N
     assert [send.standing for send in sends if isinstance(send, Send)] == [Standing.WITHIN_SHARE] * 4
     assert site.in_flight == {"search": 8}
     assert site.submit("one", "next") == [], "what was called back serves nothing"
+
+
+def test_nobody_is_told_to_borrow_because_of_a_lent_slot_where_a_reservation_holds_a_rounded_fraction() -> None:
+    # search owns 2.75 slots, and 3 are reserved for it; the one turn of the pool is held by ads, which owns 2.25.
+    site = Site("one", "two", shares=("11/64", "9/64", "44/64"))
+    for number in range(3):
+        site.submit("two", f"ads {number}", "ads")
+    assert len(site.exchange("two")) == 3
+    site.lend("one", "search")
+    site.exchange("one")
+    site.submit("two", "first")
+    site.submit("two", "second")
+    (first,) = site.exchange("two")
+    (second,) = [sent for sent in site.exchange("one", "two") if isinstance(sent, Send)]
+    assert isinstance(first, Send)
+    assert [first.standing, second.standing] == [Standing.WITHIN_SHARE] * 2
+    assert site.in_flight == {"ads": 3, "search": 2}
 
 
 def test_what_is_in_use_is_called_back_too_and_its_slot_ends_with_it() -> None:

@@ -546,7 +546,9 @@ class Owner:
         taken_slots = state.in_flight_slots + state.phantom_slots + slots
         if whole * taken_slots > part * state.reserved:
             self._call_back(entry.submitted.team)
-        if taken_slots <= state.reserved and not lent.waiting:
+        # What is reserved may hold a fraction that was rounded up: then the last slot of it is no whole one.
+        is_owned = taken_slots < state.reserved or taken_slots <= pool.exact_shares.get(state.name, 0) * pool.capacity
+        if is_owned and not lent.waiting:
             return False
         entry.place = _Place.GATHERED
         lent.waiting.append(entry)
