@@ -23,8 +23,8 @@ def clear_phantoms(
 
     from fairshare.gateway.phantoms_api import PhantomsCleared
 
-    path = f"/api/v1/pools/{quote(pool, safe='')}/phantoms/clear"
-    cleared = decoded(fetch(admin, path, admin_key(key_file), method="POST"), PhantomsCleared, admin)
+    path = f"/api/v1/pools/{quote(pool, safe='')}/phantoms"
+    cleared = decoded(fetch(admin, path, admin_key(key_file), method="DELETE"), PhantomsCleared, admin)
     for replica, slots in sorted(cleared.replicas.items()):
         print(f"{replica}: {slots} slots")
     print(f"{cleared.slots} slots of pool {pool} are free.")

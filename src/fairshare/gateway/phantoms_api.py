@@ -26,8 +26,9 @@ class PhantomsCleared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OPERATION = Operation(
-    "POST",
-    "/api/v1/pools/{name}/phantoms/clear",
+    # Not POST: a page of another site can have a browser send that, without a body, to a port that wants no key.
+    "DELETE",
+    "/api/v1/pools/{name}/phantoms",
     "Free the slots that are kept for requests of replicas that are not heard of.",
     None,
     PhantomsCleared,
