@@ -76,7 +76,14 @@ def test_the_wheel_holds_the_whole_package_its_data_and_its_licence_and_nothing_
 
 def test_the_source_distribution_holds_what_a_build_and_the_image_need_and_no_tests() -> None:
     names = in_sdist()
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "requirements/image.txt"} <= names
+    assert {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        "hatch_build.py",
+        "requirements/image.txt",
+    } <= names
     assert {f"src/{name}" for name in in_wheel() if ".dist-info/" not in name} <= names
     assert not [name for name in names if name.startswith(("tests", "bench", "scenarios", "docs", ".ci"))]
 
