@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from fairshare.gateway.options import Address, StoreSpec, WebhookSpec
 from fairshare.gateway.status import PoolStatus
 from fairshare.storage.address import SqliteFile
 from gateway.hostile_engine import Asked, HostileEngine, Wire, answer, completion
-from gateway.rig import Client, Reply, open_sockets, request_bytes, run
+from gateway.rig import Client, Reply, open_sockets, request_bytes, run, until
 
 KEYS = {team: f"fs-{team}" for team in ("red", "blue")}
 
@@ -114,12 +114,6 @@ class Running:
     async def held(self, count: int) -> None:
         """Waits until so many are held."""
         await until(lambda: self.pool().held == count)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Lets everything else run until something holds; `run` ends a test that waits in vain."""
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -258,7 +252,7 @@ def test_switching_to_observe_lets_go_what_is_held_and_needs_no_restart() -> Non
     run(main)
 
 
-def test_a_reload_that_changes_the_queue_lets_what_is_held_go_when_what_the_old_queue_sent_ends() -> None:
+def test_a_reload_that_changes_how_a_pool_dispatches_keeps_what_runs_and_what_is_held() -> None:
     async def main() -> None:
         async with engines(1) as (engine,), running(settings(pool(engine, capacity=2))) as it:
             engine.gate.clear()

@@ -34,6 +34,15 @@ KEYS = {
 }
 
 
+async def until(holds: Callable[[], object], *, every_seconds: float = 0.0) -> None:
+    """Lets the loop run until something that no event tells of is so (`run` bounds it).
+
+    `every_seconds`: between two looks, where others (a database's thread, a peer) do it in their own time.
+    """
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(every_seconds)
+
+
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Runs a test on the loop that production uses, and no longer than 20 s of real time."""
 
@@ -236,9 +245,8 @@ class Rig:
             )
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Lets the loop run until something that no event tells of is so (`run` bounds it)."""
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        """See the function of that name."""
+        await until(holds)
 
     async def held(self, count: int) -> None:
         """Waits until the dispatch queue holds that many requests."""

@@ -1,9 +1,8 @@
 """The account of requests on its way to the store: batches, outages, overflow, restored usage."""
 
-import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fairshare.storage.accounts import AccountStore, KeyRow
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
 from fairshare.storage.ledger import LedgerRow, LedgerStore, UsageRow
-from gateway.rig import FakeClock
+from gateway.rig import FakeClock, run, until
 
 
 def record(number: int = 1, **other: Any) -> RequestRecord:
@@ -71,20 +70,6 @@ class Site:
             return [row async for page in pages for row in page]
         finally:
             await database.close()
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await main()
-
-    asyncio.run(bounded())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Waits for the database, which works on a thread of its own and in its own time."""
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 def replace(path: Path, content: bytes | None = None) -> None:
@@ -219,7 +204,7 @@ def test_a_locked_store_loses_nothing_and_is_told_once(
         with sqlite3.connect(path, isolation_level=None) as other:
             other.execute("begin immediate")
             site.ledger.finished(record(1))
-            await until(lambda: not site.ledger.counts().store_is_up)
+            await until(lambda: not site.ledger.counts().store_is_up, every_seconds=0.001)
             finding = site.ledger.finding()
             assert finding is not None
             assert "locked" in finding
@@ -229,7 +214,7 @@ def test_a_locked_store_loses_nothing_and_is_told_once(
                 await site.ledger.flush()
             other.execute("rollback")
         other.close()
-        await until(lambda: site.ledger.counts().store_is_up)
+        await until(lambda: site.ledger.counts().store_is_up, every_seconds=0.001)
         assert site.ledger.finding() is None
         await site.ledger.stop()
         assert [row.request_id for row in await site.written()] == ["r1", "r2"]
@@ -289,7 +274,7 @@ def test_many_records_are_written_before_the_interval_is_over(path: Path) -> Non
         await site.ledger.start()
         for number in range(BATCH_RECORDS):
             site.ledger.finished(record(number))
-        await until(lambda: not site.ledger.counts().pending)
+        await until(lambda: not site.ledger.counts().pending, every_seconds=0.001)
         await site.ledger.stop()
         assert site.ledger.counts().written_total == BATCH_RECORDS
 
@@ -320,9 +305,9 @@ def test_months_that_are_old_enough_are_rolled_up(path: Path) -> None:
         await site.ledger.start()
         site.ledger.finished(record(1, arrived_at=86400.0))
         site.ledger.finished(record(2, arrived_at=40 * 86400.0))
-        await until(lambda: not site.ledger.counts().pending)
+        await until(lambda: not site.ledger.counts().pending, every_seconds=0.001)
         site.wall.now += RETENTION_SECONDS
-        await until(lambda: rows_of(path) == 1)
+        await until(lambda: rows_of(path) == 1, every_seconds=0.001)
         await site.ledger.stop()
         assert [row.request_id for row in await site.written()] == ["r2"]
 
@@ -369,9 +354,9 @@ def test_a_deleted_file_is_noticed_without_a_record_to_write_and_is_made_anew(pa
     async def main() -> None:
         site = Site(path, batch_seconds=0.001)
         await site.ledger.start()
-        await until(lambda: site.ledger.counts().store_is_up)
+        await until(lambda: site.ledger.counts().store_is_up, every_seconds=0.001)
         replace(path)
-        await until(lambda: site.ledger.finding() is not None and site.ledger.counts().store_is_up)
+        await until(lambda: site.ledger.finding() is not None and site.ledger.counts().store_is_up, every_seconds=0.001)
         assert rows_of(path) == 0
         await site.ledger.stop()
 

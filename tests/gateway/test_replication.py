@@ -21,7 +21,7 @@ from fairshare.replicas.replica import ReplicaOptions
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
 from fairshare.storage.leases import LeaseStore
-from gateway.rig import run
+from gateway.rig import run, until
 from gateway.statuses import pool_status_of
 
 OPTIONS = MemberOptions(
@@ -30,6 +30,9 @@ OPTIONS = MemberOptions(
     replica=ReplicaOptions(degrade_after_seconds=0.3),
     save_every_seconds=0.05,
 )
+
+LOOK_SECONDS = 0.01
+"""Between two looks at what replicas do in real time."""
 
 SPREAD = MemberOptions(
     lease=LeaseOptions(lease_seconds=5.0, renew_every_seconds=1.0, poll_seconds=0.1),
@@ -103,8 +106,7 @@ class Side:
             await self.changed.wait()
 
     async def becomes(self, role: str) -> None:
-        while self.role != role:  # noqa: ASYNC110 (it is a property, as a status page reads it)
-            await asyncio.sleep(0.01)
+        await until(lambda: self.role == role, every_seconds=LOOK_SECONDS)
 
 
 @asynccontextmanager
@@ -139,8 +141,7 @@ def test_requests_of_two_replicas_share_one_pool(tmp_path: Path) -> None:
             owner.submit("urgent", "ads")
             # An owner within its share is never held; the fifth of search waits for a slot, wherever it ends.
             await owner.has_sent("urgent")
-            while owner.queue.snapshot().held != 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: owner.queue.snapshot().held == 1, every_seconds=LOOK_SECONDS)
             owner.end("mine")
             owner.end("urgent")
             await other.has_sent("waits")
@@ -160,8 +161,7 @@ def test_one_that_goes_hands_over_and_its_charges_are_known_to_the_next(tmp_path
             await other.becomes("owner")
             await owner.becomes("follower")
             owner.end("a", 2.0)
-            while other.queue.pool.usage()[0].get("search") != 7.0:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: other.queue.pool.usage()[0].get("search") == 7.0, every_seconds=LOOK_SECONDS)
             assert other.replication.status("chat").epoch == 2
             assert other.replication.status("chat").phantom_slots == 0
 
@@ -205,8 +205,10 @@ def test_a_replica_that_decides_alone_says_why_it_reaches_nobody(
         await owner.start()
         starting = asyncio.create_task(other.start())
         why = "give every replica the same secret_file"
-        while not any("Nobody decides" in line and why in line for line in caplog.messages):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(
+            lambda: any("Nobody decides" in line and why in line for line in caplog.messages),
+            every_seconds=LOOK_SECONDS,
+        )
         starting.cancel()
         assert any(why in each for each in other.replication.status("chat").unreachable)
         for side in (other, owner):
@@ -267,8 +269,7 @@ def test_phantoms_are_cleared_at_the_owner_whichever_replica_is_asked(tmp_path: 
             third.submit("lost")
             await third.has_sent("lost")
             await vanish(third)
-            while not owner.replication.status("chat").phantom_slots:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: owner.replication.status("chat").phantom_slots, every_seconds=LOOK_SECONDS)
             assert await other.replication.clear_phantoms("chat") == {"third": 1}
             assert owner.replication.status("chat").phantom_slots == 0
             assert await owner.replication.clear_phantoms("chat") == {}
@@ -281,8 +282,10 @@ def test_replicas_that_are_configured_differently_say_so_until_they_are_alike(tm
         async with two(tmp_path) as (owner, other):
 
             async def differ(*found: list[str]) -> None:
-                while [side.replication.status("chat").differing for side in (owner, other)] != list(found):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                await until(
+                    lambda: [side.replication.status("chat").differing for side in (owner, other)] == list(found),
+                    every_seconds=LOOK_SECONDS,
+                )
 
             await differ([], [])
             # What only one of two versions knows is no difference.
