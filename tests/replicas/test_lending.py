@@ -20,7 +20,7 @@ class Site:
         shares: tuple[str, str, str] = ("1/2", "1/4", "1/4"),
     ) -> None:
         self.now = 0.0
-        self.shares = dict(zip(("search", "ads", "mail"), shares, strict=True))
+        self.shares: dict[str, str] = dict(zip(("search", "ads", "mail"), shares, strict=True))
         self.instances = [Instance(id="a", part_slots=8, seats=16), Instance(id="b", part_slots=8, seats=16)]
         self.owner = Owner(
             epoch=1,
