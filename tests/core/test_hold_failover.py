@@ -44,6 +44,16 @@ def test_an_adopted_request_above_its_teams_whole_slots_holds_the_turn() -> None
     assert queue.snapshot().turns_taken == 1
 
 
+def test_a_turn_that_ends_passes_on_to_what_its_team_still_runs_above_its_whole_slots() -> None:
+    queue = queue_of_four(Clock())
+    adopt(queue, "z", 2)
+    assert within_share(queue, "x", 2) == 2
+    queue.released("old z 0", 1.0)
+    assert queue.snapshot().turns_taken == 1
+    assert within_share(queue, "y", 2) == 1
+    assert queue.released("old z 1", 1.0)[0].request_id == "y 1"
+
+
 def test_adopted_requests_within_whole_slots_hold_no_turn() -> None:
     queue = queue_of_four(Clock())
     adopt(queue, "x", 2)

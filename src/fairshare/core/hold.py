@@ -167,11 +167,8 @@ class HoldQueue:
             entry.too_late_at = self._too_late_at(entry)
             if entry.recalled:
                 self._held_again.set(entry.request.id, entry.too_late_at)
-        if mode is _HOLD:  # `pass` gives no turns: who runs within share above its whole slots holds its team's
-            for queue in (self, *self._live_guests()):
-                for entry in queue._entries.values():
-                    if entry.queue is self:
-                        self._count_as_turn_if_above(entry.team, entry, self._pool.begin())
+        if mode is _HOLD:  # `pass` gives no turns
+            self._count_turns_above(self._pool.begin())
         self._generation = -1
         self._calm = False
 
@@ -836,12 +833,20 @@ class HoldQueue:
         self._turns_taken += 1
         self._turn_held_slots += slots
 
+    def _count_turns_above(self, now: float, only: TeamQueue | None = None) -> None:
+        """What runs here already above its team's whole slots holds its team's turn: of each team, or of one."""
+        for queue in (self, *self._live_guests()):
+            for entry in queue._entries.values():
+                if entry.queue is self and (only is None or entry.team is only):
+                    self._count_as_turn_if_above(entry.team, entry, now)
+
     def _count_as_turn_if_above(self, team: TeamQueue, entry: Entry, now: float) -> None:
         """What runs within share above its team's whole slots, as somebody else decided, holds its team's turn."""
         owns = entry.kind is _OWNER and team.fraction > 0.0
         if owns and not team.turn_slots and team.within_slots > team.whole_slots:
             entry.kind = _TURN
-            entry.weight, entry.estimate_slot_seconds = team.fraction, 0.0
+            # Its team's tag moves by what it runs from now on.
+            entry.weight, entry.estimate_slot_seconds = team.fraction, entry.request.slots * (now - entry.sent_at)
             self._take_turn(team, entry.request.slots, now)
 
     def _place(self, entry: Entry, kind: SendKind, now: float, decisions: list[Decision]) -> InstanceLoad:
@@ -947,6 +952,8 @@ class HoldQueue:
         if kind is not _OWNER:
             self._give_back_right(team, entry, slots * seconds, now)
         self._pool.settle(entry.grant, consumed_cost_units, now=now)
+        if kind is _TURN and team.within_slots > team.whole_slots:  # after a failover, or a change of shares
+            self._count_turns_above(now, only=team)
         if not recalled:
             learn(team.estimates, self._estimates, seconds, consumed_cost_units / slots)
 
