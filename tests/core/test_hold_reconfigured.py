@@ -112,6 +112,31 @@ def test_from_pass_to_hold_what_runs_above_the_whole_slots_holds_its_turn() -> N
     assert desk.release("A2", "A1") == ["own B2"]
 
 
+@pytest.mark.parametrize("mode", [Mode.PASS, Mode.OBSERVE])
+def test_what_a_wide_request_was_owed_is_forgotten_with_it(mode: Mode) -> None:
+    desk = Desk(4, HALVES)
+    desk.submit("B", 4)
+    assert desk.submit("A", slots=3) == ["hold A1"]
+    desk.redispatch(mode)
+    desk.release("A1")
+    desk.redispatch()
+    assert desk.submit("B") == ["hold B5"]
+    assert desk.release("B1") == ["borrow B5"]
+
+
+def test_a_wide_request_that_ended_meanwhile_has_made_no_debt() -> None:
+    desk = Desk(4, HALVES)
+    assert desk.submit("A", slots=3) == ["own A1"]
+    desk.redispatch(Mode.PASS)
+    desk.time.now = 1.0
+    desk.release("A1")
+    desk.time.now = 1000.0
+    desk.redispatch()
+    desk.submit("B", 4)
+    assert desk.submit("B") + desk.submit("A", slots=3) == ["hold B5", "hold A2"]
+    assert desk.release("B1") == ["own A2"]
+
+
 def test_from_hold_to_observe_and_back_nothing_is_lost() -> None:
     desk = Desk(2, HALVES)
     assert desk.submit("A", 4) == ["own A1", "borrow A2", *hold("A", 3, 4)]

@@ -169,6 +169,12 @@ class HoldQueue:
                 self._held_again.set(entry.request.id, entry.too_late_at)
         if mode is _HOLD:  # `pass` gives no turns
             self._count_turns_above(self._pool.begin())
+        else:  # nor does anybody wait for room there, so that nothing is owed
+            for team in self._teams.values():
+                team.credit_slot_seconds = team.credit_rate_slots = 0.0
+                team.wide_waits, team.wide_counts = False, team.wide_slots > 0
+            self._wide_owed.clear()
+            self._wide_due.clear()
         self._generation = -1
         self._calm = False
 
