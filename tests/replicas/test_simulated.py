@@ -4,7 +4,7 @@ Each planted fault has runs of its own that bring about what it needs. The plain
 too; `PLAIN_SEEDS=160 .venv/bin/python -m pytest -s -k finds tests/replicas/test_simulated.py` says by which first. When
 this was written: 0 charges counted again, charges not announced, phantoms that stay, replicas alone over the whole
 pool; 1 an owner that does not look at the clock, a silent replica that is not counted; 5 a seat that a late recall
-keeps; 7 a lease trusted to its end; 81 one counted from its answer; 98 a store without the fence. None: decisions that
+keeps; 7 a lease trusted to its end; 72 one counted from its answer; 98 a store without the fence. None: decisions that
 arrive after the next owner.
 """
 
