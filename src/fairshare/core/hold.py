@@ -793,7 +793,7 @@ class HoldQueue:
             else:
                 priority = within_share_priority(request.service_class)
             self._count_right(team, entry, kind, now)
-        estimates = team.estimates if team.estimates.cost_count else self._estimates
+        estimates = team.estimates if team.estimates.count else self._estimates
         grant = pool.record(
             team.state,
             now=now,

@@ -30,37 +30,28 @@ class SendKind(Enum):
 class Estimates:
     """Running means of the last requests: plain means at first, then exponential."""
 
-    __slots__ = ("cost_count", "cost_units_per_slot", "count", "seconds")
+    __slots__ = ("cost_units_per_slot", "count", "seconds")
 
     def __init__(self) -> None:
         self.count = 0
+        """Requests that they are of, up to `ESTIMATE_MEMORY_REQUESTS`."""
         self.seconds = 0.0
         """How long a request holds a slot."""
-        self.cost_count = 0
         self.cost_units_per_slot = 0.0
 
     def add(self, seconds: float, cost_units_per_slot: float) -> None:
-        """Add a request that ended. Of a consumption that cannot be charged (NaN, say) nothing is learned."""
         if self.count < ESTIMATE_MEMORY_REQUESTS:
             self.count += 1
         self.seconds += (seconds - self.seconds) / self.count
-        if 0.0 <= cost_units_per_slot < math.inf:
-            if self.cost_count < ESTIMATE_MEMORY_REQUESTS:
-                self.cost_count += 1
-            self.cost_units_per_slot += (cost_units_per_slot - self.cost_units_per_slot) / self.cost_count
+        self.cost_units_per_slot += (cost_units_per_slot - self.cost_units_per_slot) / self.count
 
 
 def learn(own: Estimates, all_teams: Estimates, seconds: float, cost_units_per_slot: float) -> None:
-    """Add a request that ended to its team's estimates and to those of all teams of its queue."""
-    if own.cost_count == ESTIMATE_MEMORY_REQUESTS and 0.0 <= cost_units_per_slot < math.inf:
-        # Both count no further: all teams' have learned whatever this team's have.
-        own.seconds += (seconds - own.seconds) / ESTIMATE_MEMORY_REQUESTS
-        own.cost_units_per_slot += (cost_units_per_slot - own.cost_units_per_slot) / ESTIMATE_MEMORY_REQUESTS
-        all_teams.seconds += (seconds - all_teams.seconds) / ESTIMATE_MEMORY_REQUESTS
-        all_teams.cost_units_per_slot += (
-            cost_units_per_slot - all_teams.cost_units_per_slot
-        ) / ESTIMATE_MEMORY_REQUESTS
-    else:
+    """Add a request that ended to its team's estimates and to those of all teams of its queue.
+
+    From one whose consumption cannot be charged (NaN, say) nothing is learned: nobody saw its end, or it was another's.
+    """
+    if 0.0 <= cost_units_per_slot < math.inf:
         own.add(seconds, cost_units_per_slot)
         all_teams.add(seconds, cost_units_per_slot)
 
