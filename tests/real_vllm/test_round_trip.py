@@ -125,7 +125,7 @@ def test_held_requests_use_the_engine_nearly_as_well_as_a_queue_inside_it(
         found = Measured(output_tokens, engine.max_num_seqs, capacity, median(direct) if direct else nan, median(held))
         measured.append(found)
         # Answers of ten tokens wait for client and gateway processes more than for steps, on a machine with few cores.
-        # One with headroom is compared with an engine measured minutes before: what else the machine does decides there.
+        # One with headroom is compared with an engine measured minutes before: what else was running decides there.
         assert output_tokens == 10 or has_headroom or not found.held <= 0.75 * found.direct, found
 
 
