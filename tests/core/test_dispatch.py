@@ -89,6 +89,13 @@ def test_observe_sends_everything_without_a_priority_and_shows_what_hold_would_h
     assert desk.queue.snapshot().held == 0
 
 
+def test_observe_sends_a_request_to_another_instance_when_its_own_fails() -> None:
+    desk = Desk(4, HALVES, mode=Mode.OBSERVE, instances=[Instance(id=f"e{n}", part_slots=2) for n in range(2)])
+    (sent,) = desk.submit("A")
+    other = "e1" if sent.endswith("e0") else "e0"
+    assert desk.queue.reassigned("A1", frozenset()) == other
+
+
 def test_observe_counts_the_recalls_that_hold_would_have_made() -> None:
     desk = Desk(2, HALVES, mode=Mode.OBSERVE, seats=2)
     desk.submit("A", 2)

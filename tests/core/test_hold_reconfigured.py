@@ -151,6 +151,15 @@ def test_from_hold_to_observe_and_back_nothing_is_lost() -> None:
     assert (desk.pool.live_slots, desk.held()) == (0, 0)
 
 
+def test_what_observing_shows_goes_by_the_options_of_the_reload_and_by_the_seats_that_are_known() -> None:
+    for recall, recalls in ((True, 1), (False, 0)):
+        desk = Desk(2, HALVES, seats=2)
+        desk.redispatch(Mode.OBSERVE, recall=recall)
+        desk.submit("A", 2)
+        desk.submit("B")
+        assert desk.queue.snapshot().recalls_total == recalls
+
+
 def test_what_is_held_without_an_instance_is_sent_without_a_priority_when_one_comes() -> None:
     desk = Desk(2, HALVES, longest_wait_seconds=60.0)
     desk.submit("A", 4)

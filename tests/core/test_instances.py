@@ -32,6 +32,11 @@ def test_a_request_goes_where_its_team_holds_the_smallest_part() -> None:
     assert chosen_for(instances, "b") == "e0"
 
 
+def test_a_table_made_of_the_records_of_another_has_the_same_records() -> None:
+    records = [Instance(id="e0", part_slots=2, seats=5), Instance(id="e1", part_slots=3, accepting=False)]
+    assert InstanceTable(InstanceTable(records).records()).records() == records
+
+
 def test_parts_are_compared_and_not_counts() -> None:
     instances = table(4, 16)
     instances.place(instances["e0"], "a", 2)
