@@ -1,7 +1,8 @@
 """Two replicas in one process: real peer links on loopback, a real store, and requests that only the test ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from fairshare.clock import monotonic
 from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
-from fairshare.gateway.replication import ReplicaSpec, Replication
+from fairshare.gateway.replication import About, NotCleared, ReplicaSpec, Replication
 from fairshare.gateway.status import PoolStatus
 from fairshare.replicas.lease import LeaseOptions
 from fairshare.replicas.member import MemberOptions
+from fairshare.replicas.messages import Asked, Told
 from fairshare.replicas.owner import OwnerOptions
 from fairshare.replicas.peers import PeerAddress
 from fairshare.replicas.replica import ReplicaOptions
@@ -275,6 +277,51 @@ def test_phantoms_are_cleared_at_the_owner_whichever_replica_is_asked(tmp_path: 
             assert await owner.replication.clear_phantoms("chat") == {}
 
     run(main)
+
+
+def test_why_phantoms_are_not_cleared_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairshare.gateway.replication.ANSWER_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+
+            def hears(unless: Callable[[Asked | Told], bool]) -> None:
+                """The owner passes over what an older version does not know, or says nothing at all."""
+                hear = Replication._hear  # pyright: ignore[reportPrivateUsage]
+
+                def older(peer: str, said: Asked | Told) -> None:
+                    if not unless(said):
+                        hear(owner.replication, peer, said)
+
+                monkeypatch.setattr(owner.replication, "_hear", older)
+
+            hears(lambda said: said.about == About.CLEAR_PHANTOMS)
+            assert await other.replication.clear_phantoms("chat") is NotCleared.OLDER
+            hears(lambda said: True)
+            assert await other.replication.clear_phantoms("chat") is NotCleared.SILENT
+            await vanish(owner)
+            await until(lambda: other.role != "follower", every_seconds=LOOK_SECONDS)
+            assert await other.replication.clear_phantoms("chat") is NotCleared.NO_OWNER
+
+    run(main)
+
+
+def test_what_another_version_tells_differently_is_said_once_and_ends_no_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (_, other):
+            for _ in range(2):
+                for about in (About.CONFIGURED, About.POOLS, About.ENDED, About.COUNTS):
+                    other.replication.send("owner", Told(0, about, b"[{}]"))
+                other.replication.send("owner", Asked(0, About.CLEAR_PHANTOMS, b"\xff"))
+            other.submit("goes on")
+            await other.has_sent("goes on")
+
+    with caplog.at_level(logging.WARNING):
+        run(main)
+    said = [line for line in caplog.messages if "in a way that this version does not read" in line]
+    assert [line.split("'")[1] for line in said] == ["configured", "pools", "ended", "clear phantoms"]
 
 
 def test_replicas_that_are_configured_differently_say_so_until_they_are_alike(tmp_path: Path) -> None:

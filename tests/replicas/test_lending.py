@@ -4,7 +4,16 @@ from fairshare.core.decisions import Decision, DispatchQueue, Instance, Mode, Re
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.core.priority import Standing
-from fairshare.replicas.messages import Announce, CallBack, Estate, Message, Sent, Submitted
+from fairshare.replicas.messages import (
+    Announce,
+    CallBack,
+    Estate,
+    Message,
+    Released,
+    Returned,
+    Sent,
+    Submitted,
+)
 from fairshare.replicas.owner import Owner, OwnerOptions, Session
 from fairshare.replicas.replica import Replica, ReplicaOptions
 
@@ -140,6 +149,26 @@ def test_every_request_on_a_lent_slot_is_charged_once_and_in_order() -> None:
     usage, in_flight = site.owner.queues["chat"].pool.usage()
     assert (usage["search"], in_flight["search"]) == (21.0, 1)
     assert site.owner.legacy(site.now)[1].counted == {"one": 11}
+
+
+def test_from_a_slot_that_served_several_requests_the_owner_learns_no_duration() -> None:
+    site = Site("one")
+    site.lend("one", "search")
+    site.submit("one", "next")
+    site.now = 1.5
+    site.replicas["one"].released("next", 2.0)
+    # The second request ended, and the slot is given back: they say nothing of how long the first one ran.
+    charges = [Released(number, "", "chat", "search", float(number)) for number in (1, 2)]
+    assert site.replicas["one"].take_outbox() == [*charges, Returned("one search 0")]
+
+
+def test_from_a_request_with_which_a_slot_was_lent_and_that_alone_used_it_the_owner_learns() -> None:
+    site = Site("one")
+    site.submit("one", "long")
+    site.exchange("one")
+    site.now = 1.5
+    site.replicas["one"].released("long", 1.0)
+    assert site.replicas["one"].take_outbox() == [Released(1, "long", "chat", "search", 1.0)]
 
 
 def test_nobody_is_told_to_borrow_because_of_slots_that_are_lent_and_free() -> None:

@@ -340,18 +340,22 @@ def test_who_says_nothing_is_cut_in_time() -> None:
     run(main)
 
 
-def test_strangers_are_few() -> None:
+def test_strangers_are_few_and_keep_no_peer_out_nor_from_being_dialled() -> None:
     async def main() -> None:
-        one = Side()
+        one, peer, dialled = Side("one"), Side("peer"), Side("dialled")
         await one.listen()
         waiting = [await Stranger.of(one) for _ in range(MAX_STRANGERS)]
         for stranger in waiting:
             await stranger.frame()
-        late = await Stranger.of(one)
-        assert await late.is_cut()
+        one.port.dial(await dialled.listen())
+        peer.port.dial(one.address)
+        await one.ear.until(lambda: len(one.ear.links) == 2)
+        assert await waiting[0].is_cut()
+        assert not one.ear.gone
         for stranger in waiting:
             stranger.writer.close()
-        await one.port.close()
+        for side in (peer, one, dialled):
+            await side.port.close()
 
     run(main)
 

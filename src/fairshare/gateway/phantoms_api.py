@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from fairshare.accounts.rights import Act, Actor, Forbidden, check
 from fairshare.gateway.accounts_api import ACTOR, Operation, json_answer, problem_answer, sentence
-from fairshare.gateway.replication import Replication
+from fairshare.gateway.replication import ANSWER_SECONDS, NotCleared, Replication
 from fairshare.wire.problems import CONFLICT, FORBIDDEN, NOT_FOUND
 
 log = logging.getLogger("fairshare.replicas")
@@ -62,9 +62,25 @@ class PhantomsApi:
         if replication is None:
             return problem_answer(CONFLICT, "This gateway serves alone: it has no phantoms of other replicas.")
         replicas = await replication.clear_phantoms(pool)
-        if replicas is None:
-            return problem_answer(CONFLICT, f"Nobody decides for pool {pool!r} who could be reached; try again.")
+        if isinstance(replicas, NotCleared):
+            return problem_answer(CONFLICT, _why(replicas, pool, replication.status(pool).owner))
         cleared = PhantomsCleared(slots=sum(replicas.values()), replicas=replicas)
         log.warning("%s: cleared %d phantom slots of pool %s %s", actor.name, cleared.slots, pool, replicas)
         await self.noted(actor, "clear phantoms", f"{pool} {cleared.slots} slots")
         return json_answer(msgspec.json.encode(cleared))
+
+
+def _why(reason: NotCleared, pool: str, owner: str) -> str:
+    match reason:
+        case NotCleared.NO_OWNER:
+            return f"Nobody decides for pool {pool!r} who could be reached; try again."
+        case NotCleared.SILENT:
+            return (
+                f"Replica {owner}, which decides for pool {pool!r}, did not answer within {ANSWER_SECONDS:g} s; nobody "
+                "knows whether it cleared them. Try again."
+            )
+        case NotCleared.OLDER:
+            return (
+                f"Replica {owner}, which decides for pool {pool!r}, runs an older version of fairshare, which cannot "
+                "clear phantoms. Upgrade it; its successor keeps them, and can."
+            )

@@ -88,6 +88,17 @@ class About(StrEnum):
     """Asked of an owner: `Member.clear_phantoms` for a pool, which is named. The answer is JSON of what it returns."""
 
 
+class NotCleared(StrEnum):
+    """Why phantoms of a pool were not cleared."""
+
+    NO_OWNER = "no owner"
+    """Nobody decides who could be reached."""
+    SILENT = "silent"
+    """The owner did not answer in time."""
+    OLDER = "older"
+    """The owner runs a version that does not know the question."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSpec:
     """Who this replica is, and where."""
@@ -132,14 +143,17 @@ class Replication:
         self._configured = configured
         self._configured_there: dict[str, Configured] = {}
         """Peer → what it told."""
-        self._asked: dict[int, asyncio.Future[dict[str, int] | None]] = {}
+        self._unread: set[tuple[str, str]] = set()
+        """Peer, and what it told or asked that could not be read: said once in the log."""
+        self._asked: dict[int, asyncio.Future[dict[str, int] | NotCleared]] = {}
         """Questions whose answers are waited for."""
         self._next_question = 1
         self._seen: dict[str, tuple[float, PoolStatus]] = {}
         """Pool → when its owner said what it looks like, and what."""
         self._fleet: Fleet | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._clock = clock
+        self.clock = clock
+        self._rearms_soon = False
         self._router = Router(self._other)
         self._of_pool: dict[str, _Ports] = {}
         self._ended: list[str] = []
@@ -212,20 +226,25 @@ class Replication:
         for peer in self._links:
             self._tell_ended(peer)
 
-    async def clear_phantoms(self, pool: str) -> dict[str, int] | None:
-        """See `Owner.clear_phantoms`, wherever the owner is. None: nobody decides who could be reached."""
+    async def clear_phantoms(self, pool: str) -> dict[str, int] | NotCleared:
+        """See `Owner.clear_phantoms`, wherever the owner is."""
         member = self._of_pool[pool].member
         if member.owns:
             cleared = member.clear_phantoms(pool)
             self._rearm()
-            return cleared
+            return NotCleared.NO_OWNER if cleared is None else cleared
+        owner = member.status().owner
+        if owner not in self._links:
+            return NotCleared.NO_OWNER
         number, self._next_question = self._next_question, self._next_question + 1
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.send(member.status().owner, Asked(number, About.CLEAR_PHANTOMS, pool.encode()))
+        self.send(owner, Asked(number, About.CLEAR_PHANTOMS, pool.encode()))
+        # Every version answers this. If it is the first that is answered, the owner passed over the one before.
+        self.send(owner, Asked(number, About.POOLS, member.lease.encode()))
         try:
             return await asyncio.wait_for(answer, ANSWER_SECONDS)
         except TimeoutError:
-            return None
+            return NotCleared.SILENT
         finally:
             del self._asked[number]
 
@@ -320,7 +339,7 @@ class Replication:
         if self._of_pool[pool].member.role is not Role.FOLLOWER:
             return None
         at, status = self._seen.get(pool, (float("-inf"), None))
-        return status if at + STALE_SECONDS > self._clock() else None
+        return status if at + STALE_SECONDS > self.clock() else None
 
     # ------------------------------------------------------------------ links (`Handler`)
 
@@ -345,6 +364,7 @@ class Replication:
         if not links:
             del self._links[link.peer]
             self._configured_there.pop(link.peer, None)
+            self._unread = {(peer, about) for peer, about in self._unread if peer != link.peer}
         self._router.disconnected(link.peer)
         if links:
             self._begin(link.peer)
@@ -352,7 +372,7 @@ class Replication:
 
     def received(self, link: PeerLink[OnLink], messages: list[OnLink]) -> None:
         self._router.received(link.peer, messages)
-        self._rearm()
+        self.rearm_soon()
 
     def send(self, peer: str, message: OnLink) -> None:
         links = self._links.get(peer)
@@ -368,6 +388,17 @@ class Replication:
 
     def _other(self, peer: str, message: Asked | Told) -> None:
         """What members do not look into. A newer version may ask and tell more."""
+        try:
+            self._hear(peer, message)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # Another version says it differently. Nothing of it is needed to share pools, so the link stays.
+            if (peer, message.about) not in self._unread:
+                self._unread.add((peer, message.about))
+                log.warning(
+                    "replica %s says %r in a way that this version does not read: %s", peer, message.about, error
+                )
+
+    def _hear(self, peer: str, message: Asked | Told) -> None:
         match message:
             case Told(about=About.COUNTS):
                 self._hear_counts(peer, message.content)
@@ -376,12 +407,12 @@ class Replication:
             case Told(about=About.CONFIGURED):
                 self._configured_there[peer] = msgspec.json.decode(message.content, type=dict[str, dict[str, str]])
             case Told(about=About.POOLS):
+                self._answer(message.number, NotCleared.OLDER)
                 for status in msgspec.json.decode(message.content, type=list[PoolStatus]):
-                    self._seen[status.name] = (self._clock(), status)
+                    self._seen[status.name] = (self.clock(), status)
             case Told(about=About.CLEAR_PHANTOMS):
-                answer = self._asked.get(message.number)
-                if answer is not None and not answer.done():
-                    answer.set_result(msgspec.json.decode(message.content, type=dict[str, int] | None))
+                cleared = msgspec.json.decode(message.content, type=dict[str, int] | None)
+                self._answer(message.number, NotCleared.NO_OWNER if cleared is None else cleared)
             case Asked(about=About.POOLS):
                 for member in self._router.members:
                     if member.lease.encode() == message.content and member.owns:
@@ -394,6 +425,11 @@ class Replication:
                 self.send(peer, Told(message.number, About.CLEAR_PHANTOMS, msgspec.json.encode(cleared)))
             case _:
                 pass
+
+    def _answer(self, number: int, found: dict[str, int] | NotCleared) -> None:
+        answer = self._asked.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(found)
 
     def _tell_configured(self, peer: str) -> None:
         self.send(peer, Told(0, About.CONFIGURED, msgspec.json.encode(self._configured())))
@@ -426,15 +462,18 @@ class Replication:
     def _hear_counts(self, peer: str, report: bytes) -> None:
         if self._fleet is None:
             return
-        try:
-            news = self._fleet.hear(report, wall())
-        except msgspec.DecodeError as error:
-            log.error("replica %s counts limits in a way that this version does not read: %s", peer, error)
-            return
+        news = self._fleet.hear(report, wall())
         if news:
             self._tell_counts(report, but=peer)
 
+    def rearm_soon(self) -> None:
+        """One look at all deadlines for everything that happens within the shortest timer, which none can beat."""
+        if not self._rearms_soon:
+            self._rearms_soon = True
+            asyncio.get_running_loop().call_later(SHORTEST_TIMER_SECONDS, self._rearm)
+
     def _rearm(self) -> None:
+        self._rearms_soon = False
         for ports in set(self._of_pool.values()):
             ports.rearm()
 
@@ -455,9 +494,6 @@ class Replication:
 
     def fresh_queues(self, pools: Sequence[str], parts: int) -> Mapping[str, DispatchQueue]:
         return self._new_queues(pools, parts)
-
-    def clock(self) -> float:
-        return self._clock()
 
     def decided(self, pool: str, decisions: list[Decision]) -> None:
         self._decided(pool, decisions)
@@ -498,11 +534,11 @@ class Replication:
         members = {member.lease: member for member in self._router.members}
         if members[lease].role is Role.FOLLOWER:
             return  # somebody owns it, and this call only looks whether that is still so
-        began = self._clock()
+        began = self.clock()
         while True:
             owned = sum(member.role in (Role.OWNER, Role.TAKING) for member in members.values())
             burden = min(owned + self._acquiring.index(lease), MOST_HESITATIONS)
-            if self._clock() - began >= burden * HESITATE_SECONDS:
+            if self.clock() - began >= burden * HESITATE_SECONDS:
                 return
             await asyncio.sleep(HESITATE_SECONDS / 10)
 
@@ -531,6 +567,7 @@ class _Ports:
     def __init__(self, replication: Replication, lease: str) -> None:
         self._replication = replication
         self._lease = lease
+        self.clock = replication.clock
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_soon = False
@@ -546,9 +583,6 @@ class _Ports:
         self.member = member
 
     # ------------------------------------------------------------------ `Ports`
-
-    def clock(self) -> float:
-        return self._replication.clock()
 
     def send(self, peer: str, message: OnLink) -> None:
         self._replication.send(peer, message)
@@ -610,7 +644,7 @@ class _Ports:
     def _flush(self) -> None:
         self._is_soon = False
         self.member.flush()
-        self.rearm()
+        self._replication.rearm_soon()
 
     def _answered(self, call: StoreCall, answer: Lease | LeftBehind | bool | None) -> None:
         self.member.answered(call, answer)

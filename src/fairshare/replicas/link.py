@@ -104,10 +104,11 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         made: Callable[["PeerLink[Message]"], None],
         ended: Callable[["PeerLink[Message]"], None],
     ) -> None:
-        """`dials`: this side asked for the connection. `made`, `ended`: the connection was, whatever it came to."""
+        """`made`, `ended`: the connection was, whatever it came to."""
         self._options = options
         self._handler = handler
-        self._dials = dials
+        self.dials = dials
+        """This side asked for the connection."""
         self._made = made
         self._ended = ended
         self._hello = msgspec.msgpack.encode(
@@ -176,8 +177,10 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._options.clock()
-        buffer = self._received
-        buffer += data
+        buffer: bytes | bytearray = data  # whole frames, nearly always: no need to copy them once more
+        if self._received:
+            buffer = self._received
+            buffer += data
         start = 0
         # A peer is asked for one thing after the other: nothing behind a wrong proof is looked at.
         while not self.reason and len(buffer) - start >= LENGTH_BYTES:
@@ -191,9 +194,11 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
             self._frame(bytes(buffer[start + LENGTH_BYTES : end]))
             start = end
         if self.reason:
-            buffer.clear()
-        elif start:
+            self._received.clear()
+        elif buffer is self._received:
             del buffer[:start]
+        else:
+            self._received += buffer[start:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.reason:
@@ -296,8 +301,8 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
 
     def _digest(self, purpose: str, *, of_us: bool) -> bytes:
         """Bound to both hellos and to the side that it is of, so that no side's can be shown to it as the other's."""
-        side = "dials" if self._dials is of_us else "listens"
-        first, second = (self._hello, self._peer_hello) if self._dials else (self._peer_hello, self._hello)
+        side = "dials" if self.dials is of_us else "listens"
+        first, second = (self._hello, self._peer_hello) if self.dials else (self._peer_hello, self._hello)
         content = msgspec.msgpack.encode([MAGIC, purpose, side, first, second])
         return hmac.digest(self._options.secret, content, "sha256")
 

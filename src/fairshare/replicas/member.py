@@ -351,11 +351,13 @@ class Member:
     def received(self, peer: str, envelope: Envelope) -> None:
         """A replica said something about this lease."""
         now = self._ports.clock()
-        self._took(self._keeper.tick(now), now)
+        if events := self._keeper.tick(now):
+            self._took(events, now)
         decisions: list[Decision] = []
         if envelope.to_owner:
             self._asked(peer, envelope, now)
-            decisions = self._replica.settle()
+            if self._loop.outbox:  # hardly ever: what others say leads to few decisions about the owner's own requests
+                decisions = self._replica.settle()
         elif peer == self._joined and envelope.session == self._session_number:
             self._welcome_until = float("inf")
             decisions = self._replica.received(envelope.messages)

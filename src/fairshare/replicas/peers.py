@@ -23,7 +23,8 @@ LONGEST_BACKOFF_SECONDS = 1.0
 """Between two attempts to reach a peer; drawn between half of it and all of it."""
 
 MAX_STRANGERS = 64
-"""Connections that have not proved anything yet."""
+"""Connections from elsewhere that have not proved anything yet. For one more, the one that has waited longest goes: a
+peer proves itself at once, so nobody keeps peers out by holding on to connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class PeerPort(Generic[Message]):
         self._fraction = fraction
         self._sleep = sleep
         self._tls = tls
-        self._links: set[PeerLink[Message]] = set()
+        self._links: dict[PeerLink[Message], None] = {}
+        """In the order in which they were made."""
         self._server: asyncio.Server | None = None
         self._socket_path: Path | None = None
         self._dialling: dict[PeerAddress, asyncio.Task[None]] = {}
@@ -219,13 +221,13 @@ class PeerPort(Generic[Message]):
 
     def _new_link(self, *, dials: bool, ended: Callable[[PeerLink[Message]], None]) -> PeerLink[Message]:
         def gone(link: PeerLink[Message]) -> None:
-            self._links.discard(link)
+            self._links.pop(link, None)
             ended(link)
 
         return PeerLink(self._options, self._handler, dials=dials, made=self._made, ended=gone)
 
     def _made(self, link: PeerLink[Message]) -> None:
-        strangers = sum(not each.is_up for each in self._links)
-        self._links.add(link)
-        if strangers >= MAX_STRANGERS:
-            link.close(f"{strangers} others have not proved themselves yet")
+        self._links[link] = None
+        strangers = [each for each in self._links if not (each.dials or each.is_up or each.reason)]
+        if len(strangers) > MAX_STRANGERS:
+            strangers[0].close(f"it did not prove itself, and {MAX_STRANGERS} others want to")

@@ -25,6 +25,7 @@ from fairshare.core.decisions import (
 )
 from fairshare.core.pool import Grant, Pool
 from fairshare.core.priority import Standing, within_share_priority
+from fairshare.core.usage import countable_cost_units
 from fairshare.replicas.messages import (
     Aborted,
     Alive,
@@ -202,6 +203,8 @@ class Replica:
         self._charges: dict[int, Released] = {}
         """By number: all that are not known to be saved."""
         self._charged = 0
+        self._untold: dict[tuple[str, str], int] = {}
+        """Pool and team → the number of their charge that no owner has been told of."""
         self._outbox: list[Message] = []
         self._free: dict[tuple[str, str], _FreeSlots] = {}
         """By pool and team."""
@@ -265,6 +268,7 @@ class Replica:
         self._beat_at = now + self._options.beat_every_seconds
         self._trusts_until = math.inf
         self._outbox.clear()
+        self._untold.clear()
         return [
             Announce(
                 self.name,
@@ -433,21 +437,39 @@ class Replica:
         mine = self._mine.pop(request_id, None)
         if mine is None:
             return []
-        self._charged += 1
-        keeps = mine.slot is not None and self._clock() < mine.slot.until
-        # Without an id it is a charge, and what the owner knows under that id runs on.
-        ended_id = "" if keeps else mine.owners_id
-        charge = Released(self._charged, ended_id, mine.pool, mine.submitted.team, cost_units)
-        self._charges[charge.number] = charge
+        slot = mine.slot
+        keeps = slot is not None and self._clock() < slot.until
+        was_lent = slot is not None and slot.id != request_id
+        # Without an id it is a charge. Nor has a request ended whose slot served another one after it: the owner would
+        # learn from its life how long the team's requests take.
+        charge = self._charge("" if keeps or was_lent else request_id, mine, cost_units)
         if keeps:
             self._keep(mine, charge)
             return []
         if self.state is ReplicaState.FOLLOWING:
             self._say(charge)
+            if slot is not None and was_lent:
+                self._say(Returned(slot.id))
             return self.settle()
         if self.state is ReplicaState.DEGRADED:
             return self._decided(self._local[mine.known_to].released(request_id, cost_units))
         return []
+
+    def _charge(self, ended_id: str, mine: _Mine, cost_units: float) -> Released:
+        """Number what a request consumed, and keep it until it is saved.
+
+        Without an owner it goes into one charge of its pool and team: there may be minutes of them, and all that is
+        kept is announced at once.
+        """
+        self._charged += 1
+        pool, team = mine.pool, mine.submitted.team
+        if self.state is not ReplicaState.FOLLOWING:
+            before = self._charges.pop(self._untold.get((pool, team), 0), None)
+            if before is not None:
+                cost_units = countable_cost_units(before.cost_units) + countable_cost_units(cost_units)
+            self._untold[pool, team] = self._charged
+        charge = self._charges[self._charged] = Released(self._charged, ended_id, pool, team, cost_units)
+        return charge
 
     def cancelled(self, request_id: str) -> list[Decision]:
         mine = self._mine.get(request_id)
