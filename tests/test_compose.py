@@ -13,14 +13,15 @@ import httpx
 import pytest
 
 from fairshare.compose import Gateway
-from fairshare.config import Settings, parse
+from fairshare.config import ConfigError, Settings, parse
 from fairshare.errors import OperatorError
 from fairshare.gateway.listening import bound_to, listening_socket
-from fairshare.gateway.options import Address, StoreSpec, WebhookSpec
+from fairshare.gateway.options import Address, ReplicasSpec, StoreSpec, WebhookSpec
 from fairshare.gateway.status import PoolStatus
 from fairshare.storage.address import SqliteFile
 from gateway.hostile_engine import Asked, HostileEngine, Wire, answer, completion
 from gateway.rig import Client, Reply, open_sockets, request_bytes, run, until
+from support.certificates import Authority
 
 KEYS = {team: f"fs-{team}" for team in ("red", "blue")}
 
@@ -484,5 +485,39 @@ def test_a_limit_in_flight_is_held_by_a_request_until_it_ends_and_no_longer(tmp_
                 assert (await it.ask("red")).status == 200
         finally:
             await engine.stop()
+
+    run(main)
+
+
+def test_a_reload_with_one_certificate_that_cannot_be_used_shows_none_of_the_others(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+
+    async def main() -> None:
+        async with engines(1) as (engine,):
+            same = settings(pool(engine))
+            spec = replace(
+                same.gateway,
+                tls=authority.issue(),
+                store=StoreSpec(address=SqliteFile(tmp_path / "store.sqlite3"), keep_seconds=1e9),
+                replicas=ReplicasSpec(listen=Address("127.0.0.1", 0), secret=b"s" * 32, tls=authority.peer()),
+            )
+            same = replace(same, gateway=spec)
+            async with running(same) as it:
+
+                async def serial() -> str:
+                    at, context = it.gateway.listening_at, authority.client_context()
+                    client = Client(*await asyncio.open_connection(at.host, at.port, ssl=context))
+                    client.leave()
+                    return client.writer.get_extra_info("peercert")["serialNumber"]
+
+                first = await serial()
+                authority.issue()
+                authority.peer().key.write_text("no key")
+                with pytest.raises(ConfigError, match="a certificate cannot be used"):
+                    await it.gateway.reload(same)
+                assert await serial() == first
+                authority.peer()
+                await it.gateway.reload(same)
+                assert await serial() != first
 
     run(main)

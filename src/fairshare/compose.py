@@ -469,16 +469,15 @@ class Gateway:
     # ------------------------------------------------------------------ reload
 
     async def reload(self, settings: Settings) -> None:
-        """Put other settings in force. What runs and what is held goes on; keys and teams switch at once."""
+        """Put other settings in force. What runs and what is held goes on; keys and teams switch at once.
+
+        Raises:
+            ConfigError: nothing was changed.
+        """
         spec = self._keeping_shared(self._keeping_addresses(settings.gateway))
         for warning in settings.warnings:
             log.warning("%s", warning)
-        # Files may hold other certificates under the same names.
-        engine_context.cache_clear()
-        if self._tls is not None and spec.tls is not None:
-            show(self._tls, spec.tls)
-        if self._peer_tls is not None and spec.replicas is not None and spec.replicas.tls is not None:
-            show_to_peers(self._peer_tls, spec.replicas.tls)
+        self._show_certificates(spec)
         wanted = {pool.name for pool in spec.pools}
         added = [pool.name for pool in spec.pools if pool.name not in self._composed]
         removed = [name for name in self._composed if name not in wanted]
@@ -514,6 +513,28 @@ class Gateway:
             len(spec.teams),
             sum(len(team.keys) for team in spec.teams),
         )
+
+    def _show_certificates(self, spec: GatewaySpec) -> None:
+        """From now on new connections see what the files hold now: they may have other content under the same names."""
+        peers = None if spec.replicas is None else spec.replicas.tls
+        try:
+            # A context changes as it reads. So all is tried before, or what fails would leave some old and some new.
+            if spec.tls is not None:
+                server_context(spec.tls)
+            if peers is not None:
+                peer_tls(peers)
+        except OSError as error:
+            raise ConfigError(
+                (
+                    f"tls or replicas.tls: a certificate cannot be used ({error}). If replicas changed, the files that "
+                    "it named before are needed until the restart.",
+                )
+            ) from None
+        engine_context.cache_clear()
+        if self._tls is not None and spec.tls is not None:
+            show(self._tls, spec.tls)
+        if self._peer_tls is not None and peers is not None:
+            show_to_peers(self._peer_tls, peers)
 
     def _keeping_addresses(self, spec: GatewaySpec) -> GatewaySpec:
         """Addresses stay what they are until a restart; an admin key stays with the address that it guards."""

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +42,8 @@ from fairshare.gateway.seat import (
     LEASES_FILE,
     RELOAD,
     SEAT_VARIABLE,
-    SECRET_FILE,
     WorkerSeat,
+    machine_folder,
     replica_name,
 )
 from fairshare.storage.address import SqliteFile
@@ -176,18 +175,15 @@ class Workers:
         loop.add_signal_handler(signal.SIGUSR1, self._say_to_all, DUMP)
         loop.add_signal_handler(signal.SIGUSR2, replacing.set)
         with (
-            tempfile.TemporaryDirectory(prefix="fairshare-", ignore_cleanup_errors=True) as folder,
+            machine_folder() as folder,
             listening_socket(self._settings.gateway.admin.address, purpose="the admin port") as admin_socket,
         ):
-            self._folder = Path(folder)
-            if len(folder) > LONGEST_FOLDER:
+            self._folder = folder
+            if len(str(folder)) > LONGEST_FOLDER:
                 raise OperatorError(
                     f"the folder for temporary files is too long for the names of the workers' sockets ({folder}); set "
                     "TMPDIR to a shorter one"
                 )
-            secret = self._folder / SECRET_FILE
-            secret.touch(mode=0o600)
-            secret.write_bytes(secrets.token_bytes(32))
             await self._migrate()
             admin_at = bound_to(admin_socket)
             admin_serves = asyncio.create_task(self._admin.run_on(admin_socket.dup()))
@@ -238,15 +234,25 @@ class Workers:
             await database.close()
 
     async def _end_all(self) -> None:
-        self._say_to_all(DRAIN)
+        await asyncio.gather(*(self._end(worker) for worker in self._living))
+
+    async def _end(self, worker: _Worker) -> None:
+        """It drains and ends; one that hangs does not."""
+        worker.say(DRAIN)
         limit_seconds = self._settings.gateway.limits.drain_seconds + SPARE_SECONDS
-        living = set(self._living)
         try:
             async with asyncio.timeout(limit_seconds):
-                for worker in living:
-                    await worker.gone.wait()
+                await worker.gone.wait()
         except TimeoutError:
-            log.error("Workers that have not ended within %g s are killed.", limit_seconds)
+            log.error(
+                "Worker %d (process %d) has not ended within %g s and is killed.",
+                worker.seat.index,
+                worker.process.pid,
+                limit_seconds,
+            )
+            with suppress(ProcessLookupError):  # it has ended just now
+                worker.process.kill()
+            await worker.gone.wait()
 
     async def _say_when_ready(self, admin_at: Address) -> None:
         await self._all_ready.wait()
@@ -381,7 +387,7 @@ class Workers:
             log.info("Every worker was replaced.")
 
     async def _replace(self, place: _Place) -> None:
-        """A new worker takes the place; when it is ready, the old one drains and ends. It may take its time."""
+        """A new worker takes the place; when it is ready, the old one drains and ends."""
         old = place.worker
         if old is None or place.listening is None:
             return  # a new one is on its way anyway
@@ -395,8 +401,7 @@ class Workers:
             return
         if place.worker is old:
             place.worker = new
-            old.say(DRAIN)
-            await old.gone.wait()
+            await self._end(old)
         else:
             new.say(DRAIN)  # the old one died meanwhile, and there is another
 

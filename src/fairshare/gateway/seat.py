@@ -2,16 +2,25 @@
 
 import asyncio
 import fcntl
+import logging
 import os
+import secrets
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 SEAT_VARIABLE = "FAIRSHARE_WORKER"
 """The environment variable in which a worker finds its seat; set by the parent only."""
+
+log = logging.getLogger("fairshare.workers")
+
+FOLDER_PREFIX = "fairshare-"
+"""Of the names of machines' folders, among all that is temporary."""
 
 SECRET_FILE = "secret"
 """In the machine's folder: what its workers prove themselves to each other with."""
@@ -84,15 +93,56 @@ class WorkerSeat(msgspec.Struct, frozen=True, kw_only=True):
         """Without a parent, which would do it: remove what is this worker's; the last one that lives removes it all."""
         shutil.rmtree(self.home, ignore_errors=True)
         machine = self.home.parent
-        if not any(_lives(path) for path in machine.glob("*") if path.is_dir()):
+        if not _has_living_workers(machine):
             shutil.rmtree(machine, ignore_errors=True)
 
     def encoded(self) -> str:
         return msgspec.json.encode(self).decode()
 
 
+@contextmanager
+def machine_folder() -> Generator[Path]:
+    """The folder of one machine's workers, for the parent; gone with it."""
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        taken = _taken(folder)
+        try:
+            # Last: whoever looks for what is left behind passes over a folder without it.
+            secret = folder / SECRET_FILE
+            secret.touch(mode=0o600)
+            secret.write_bytes(secrets.token_bytes(32))
+            yield folder
+        finally:
+            os.close(taken)
+
+
+def _remove_abandoned() -> None:
+    """Where a parent and its workers were killed at once, nobody was left to remove their folder."""
+    for secret in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{SECRET_FILE}"):
+        machine = secret.parent
+        try:
+            is_ours = machine.lstat().st_uid == os.geteuid()
+        except FileNotFoundError:
+            continue  # another one that starts was faster
+        if is_ours and not _lives(machine) and not _has_living_workers(machine):
+            shutil.rmtree(machine, ignore_errors=True)
+            log.info("Removed %s: the gateway that it belonged to was killed.", machine)
+
+
+def _taken(folder: Path) -> int:
+    """Take a folder: a descriptor, which the system closes when this process ends, also if it is killed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _has_living_workers(machine: Path) -> bool:
+    return any(_lives(path) for path in machine.glob("*") if path.is_dir())
+
+
 def _lives(folder: Path) -> bool:
-    """Whether a worker has taken this folder and has not ended, however."""
+    """Whether a process has taken this folder and has not ended, however."""
     try:
         taken = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -124,9 +174,7 @@ class Parent:
         """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD`, `DUMP` and `HEAR_ENDED`."""
         self._seat = seat
         self._is_gone = False
-        # The system gives it back when this process ends, also if it is killed.
-        self._taken = os.open(seat.home, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._taken, fcntl.LOCK_EX)
+        self._taken = _taken(seat.home)
         self._socket = socket.socket(fileno=os.dup(seat.life))
         os.close(seat.life)
         self._socket.setblocking(False)
