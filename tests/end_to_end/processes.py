@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
+from typer.testing import CliRunner
+
+from fairshare.cli import program
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -168,13 +171,8 @@ def started(make: Callable[[], Process]) -> Iterator[Any]:
 
 def keys_made(*arguments: str) -> tuple[str, str]:
     """A key from `fairshare keys new`, and the entry to store."""
-    result = subprocess.run(
-        [sys.executable, "-m", "fairshare", "keys", "new", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    key = next(word for word in result.stdout.split() if word.startswith("fs-"))
-    entry = next(line for line in result.stdout.splitlines() if "sha256" in line).split("[", 1)[1].rstrip("]")
+    result = CliRunner().invoke(program(), ["keys", "new", *arguments])  # a process of its own would do nothing else
+    assert result.exit_code == 0, result.output
+    key = next(word for word in result.output.split() if word.startswith("fs-"))
+    entry = next(line for line in result.output.splitlines() if "sha256" in line).split("[", 1)[1].rstrip("]")
     return key, entry
