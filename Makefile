@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: compiled test-compiled pictures bench bench-core bench-ledger bench-prefix bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: compiled test-compiled pictures bench bench-core bench-ledger bench-prefix bench-replicas bench-replicas-profile bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -114,6 +114,9 @@ test-replicas: $(STAMP) ## two machines that share their pools: killed, stopped,
 
 bench-replicas: $(STAMP) ## what a decision costs that another process makes, and requests/s of 1, 2 and 4 workers (minutes)
 	$(BIN)/python bench/replicas.py $(BENCH)
+
+bench-replicas-profile: $(STAMP) ## where the time of a decision goes, and that of a request with more workers (minutes)
+	$(BIN)/python bench/replicas_profile.py $(BENCH)
 
 bench-core: $(STAMP) ## what one decision costs
 	$(BIN)/python bench/core.py $(BENCH)

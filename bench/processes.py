@@ -52,7 +52,8 @@ class Process:
                 raise SystemExit(f"{name} did not start within {patience_seconds:g} s; it said:\n{said}")
             time.sleep(0.05)
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
+        """Of the process and of what it started."""
         found, todo = [], [self._popen.pid]
         while todo:
             pid = todo.pop()
@@ -64,7 +65,7 @@ class Process:
     def cpu_seconds(self) -> float:
         """User and system time of the process and its children so far, from the process accounting."""
         total = 0.0
-        for pid in self._pids():
+        for pid in self.pids():
             threads = Path(f"/proc/{pid}/task").iterdir()
             # Nanoseconds on the CPU, per thread: finer than the clock ticks of /proc/PID/stat.
             total += sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
@@ -73,7 +74,7 @@ class Process:
     def resident_bytes(self) -> int:
         """Proportional set size of the process and its children."""
         total = 0
-        for pid in self._pids():
+        for pid in self.pids():
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024

@@ -118,9 +118,8 @@ def microseconds(once: Callable[[], None], requests: int) -> float:
     return best
 
 
-def instructions(once: Callable[[], None], requests: int) -> Counter[str]:
-    """By file, of one request."""
-    counts: Counter[str] = Counter()
+def counting(counts: Counter[str]) -> Tracer:
+    """For `sys.settrace`: counts the bytecode instructions of what is called from then on, by file."""
 
     def enter(frame: FrameType, event: str, _: object) -> Tracer:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -133,7 +132,13 @@ def instructions(once: Callable[[], None], requests: int) -> Counter[str]:
 
         return step
 
-    sys.settrace(enter)
+    return enter
+
+
+def instructions(once: Callable[[], None], requests: int) -> Counter[str]:
+    """By file, of one request."""
+    counts: Counter[str] = Counter()
+    sys.settrace(counting(counts))
     for _ in range(requests):
         once()
     sys.settrace(None)

@@ -26,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,8 +104,10 @@ class Asker:
             self.submit()
 
 
-async def replica(job: dict[str, Any]) -> None:
+async def replica(job: Mapping[str, Any], measures: Mapping[str, "Measure"]) -> None:
     """One process: the owner, which only waits, or an asker. Reads commands from standard input."""
+    if "core" in job:
+        os.sched_setaffinity(0, {job["core"]})
     folder = Path(job["folder"])
     asker: Asker | None = None
     if job["name"] != "owner":
@@ -131,41 +133,48 @@ async def replica(job: dict[str, Any]) -> None:
     commands: asyncio.Queue[str] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(sys.stdin, lambda: commands.put_nowait(sys.stdin.readline()))
     while command := await commands.get():
-        found = await asked(asker, json.loads(command))
+        order = json.loads(command)
+        asker.latencies.clear()
+        asker.slots = order["slots"]
+        found = await measures[order["kind"]](asker, order)
         role = replication.status("chat").role
         if role != "follower":
             raise SystemExit(f"an asker is {role}, not follower, any more: the machine is too busy for this")
         print(json.dumps(found), flush=True)
 
 
-async def asked(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
-    asker.latencies.clear()
-    asker.slots = job["slots"]
+Measure = Callable[[Asker, Mapping[str, Any]], Awaitable[dict[str, float]]]
+"""What an asker does when it is told to, and what it found."""
+
+
+async def closed(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
+    """As many as it can make, `open` at a time."""
+    began = time.perf_counter()
+    asker.again = True
+    for _ in range(job["open"]):
+        asker.submit()
+    await asyncio.sleep(job["seconds"])
+    asker.again = False
+    seconds = time.perf_counter() - began
+    await all_decided(asker)
+    return {"decisions": len(asker.latencies), "seconds": seconds}
+
+
+async def paired(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
+    """At random times, each beside the same asked of a queue in this process."""
     here = Asker(fresh(("chat",), 1)["chat"])
     here.slots = asker.slots
+    rng = random.Random(job["seed"])
+
+    def both() -> None:
+        for each in rng.sample((asker, here), 2):
+            each.submit()
+
     began = time.perf_counter()
-    if job["kind"] == "closed":
-        asker.again = True
-        for _ in range(job["open"]):
-            asker.submit()
-        await asyncio.sleep(job["seconds"])
-        asker.again = False
-    else:
-        due, rng = began, random.Random(job["seed"])
-        while due < began + job["seconds"]:
-            due += rng.expovariate(job["rate"])
-            # Timers are coarser than the rate: with a core to itself the asker looks whether it is time.
-            while (left := due - time.perf_counter()) > 0:  # noqa: ASYNC110 (time passes without an event)
-                await asyncio.sleep(0 if job["spins"] else left)
-            pair = [asker, here]
-            rng.shuffle(pair)
-            for each in pair:
-                each.submit()
-            await asyncio.sleep(0)  # who is late still hears what was decided
+    await at_random_times(job, both)
     seconds = time.perf_counter() - began
-    while asker.submitted:  # noqa: ASYNC110 (nobody tells when the last one is decided)
-        await asyncio.sleep(0.001)
-    there, local = sorted(asker.latencies), sorted(here.latencies or [0.0])
+    await all_decided(asker)
+    there, local = sorted(asker.latencies), sorted(here.latencies)
     return {
         "decisions": len(there),
         "seconds": seconds,
@@ -174,21 +183,42 @@ async def asked(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+async def at_random_times(job: Mapping[str, Any], once: Callable[[], None]) -> list[float]:
+    """Calls `rate` times a second, for `seconds`, whatever is answered; returns how late each call was, in seconds."""
+    due = began = time.perf_counter()
+    rng = random.Random(job["seed"])
+    late: list[float] = []
+    while due < began + job["seconds"]:
+        due += rng.expovariate(job["rate"])
+        # Timers are coarser than the rate: with a core to itself the asker looks whether it is time.
+        while (left := due - time.perf_counter()) > 0:  # noqa: ASYNC110 (time passes without an event)
+            await asyncio.sleep(0 if job["spins"] else left)
+        late.append(-left)
+        once()
+        await asyncio.sleep(0)  # who is late still hears what was decided
+    return late
+
+
+async def all_decided(asker: Asker) -> None:
+    while asker.submitted:  # noqa: ASYNC110 (nobody tells when the last one is decided)
+        await asyncio.sleep(0.001)
+
+
+MEASURES: dict[str, Measure] = {"closed": closed, "paired": paired}
+
+
 class Replica:
     """Its process, as the bench sees it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *, script: str = "replicas.py", **job: object) -> None:
+        job |= {"folder": str(folder), "name": name}
         self._popen = subprocess.Popen(
-            [
-                sys.executable,
-                str(BENCH / "replicas.py"),
-                "--replica",
-                json.dumps({"folder": str(folder), "name": name}),
-            ],
+            [sys.executable, str(BENCH / script), "--replica", json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self.pid = self._popen.pid
         self.role = self.answer()["role"]
 
     def answer(self) -> dict[str, Any]:
@@ -204,7 +234,7 @@ class Replica:
         self._popen.stdin.flush()
 
     def cpu_seconds(self) -> float:
-        threads = Path(f"/proc/{self._popen.pid}/task").iterdir()
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
     def end(self) -> None:
@@ -239,7 +269,7 @@ def decisions(askers: int, seconds: float) -> dict[str, dict[str, float]]:
             rate = made / max(answer["seconds"] for answer in most)
             half_rate = min(rate / 2, HALF_RATE)
             spins = askers < (os.cpu_count() or 1)
-            job = {"kind": "open", "slots": slots, "rate": half_rate / askers, "seconds": seconds, "spins": spins}
+            job = {"kind": "paired", "slots": slots, "rate": half_rate / askers, "seconds": seconds, "spins": spins}
             half, half_cpu = run(job)
             half_made = sum(answer["decisions"] for answer in half)
             # On a machine where askers and owner share cores, what the owner's CPU allows is more than what came out.
@@ -318,6 +348,9 @@ class Apart:
     def __init__(self, gateways: Sequence[Process]) -> None:
         self.gateways = gateways
 
+    def pids(self) -> list[int]:
+        return [pid for gateway in self.gateways for pid in gateway.pids()]
+
     def cpu_seconds(self) -> float:
         return sum(gateway.cpu_seconds() for gateway in self.gateways)
 
@@ -329,8 +362,13 @@ def loaded(urls: Sequence[str], body: Mapping[str, Any], connections: int, secon
     return found["requests"], found["requests"] / found["seconds"]
 
 
-def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Requests/s and CPU per request, whole answers and streams, interleaved."""
+Targets = dict[str, tuple[Process | Apart, list[str]]]
+"""The gateways of a row, and where they are reached."""
+
+
+@contextmanager
+def gateways(counts: Sequence[int]) -> Generator[tuple[Process, Targets]]:
+    """An engine, and before it so many workers, and so many gateways apart."""
     with tempfile.TemporaryDirectory(prefix="fairshare-bench-") as folder, ExitStack() as stack:
         (port,) = free_ports(1)
         url = f"http://127.0.0.1:{port}"
@@ -342,7 +380,9 @@ def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, di
         )
         stack.callback(engine.end)
         alone = [serving(engine, Path(folder), 1) for _ in range(max(counts))]
-        targets: dict[str, tuple[Process | Apart, list[str]]] = {}
+        for gateway in alone:
+            stack.callback(gateway.end)
+        targets: Targets = {}
         for count in counts:
             if count > 1:
                 workers = serving(engine, Path(folder), count)
@@ -352,8 +392,12 @@ def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, di
                 targets[f"{count} apart"] = (Apart(part), [gateway.url for gateway in part])
             else:
                 targets["1"] = (alone[0], [alone[0].url])
-        for gateway in alone:
-            stack.callback(gateway.end)
+        yield engine, targets
+
+
+def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Requests/s and CPU per request, whole answers and streams, interleaved."""
+    with gateways(counts) as (_, targets):
         figures: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
         for number in range(-1, rounds):
             for name in random.Random(number).sample(list(targets), len(targets)):
@@ -410,9 +454,9 @@ def workers_table(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
     return lines
 
 
-def write(part: str, lines: Sequence[str]) -> None:
+def write(part: str, lines: Sequence[str], *, target: str = "bench-replicas") -> None:
     """Between the markers of that part."""
-    begin, end = f"<!-- {part}: begin (make bench-replicas) -->", f"<!-- {part}: end -->"
+    begin, end = f"<!-- {part}: begin (make {target}) -->", f"<!-- {part}: end -->"
     before, _, rest = PAGE.read_text("utf-8").partition(begin)
     assert rest, f"{PAGE.name} has no line {begin}"
     PAGE.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{rest.partition(end)[2]}", "utf-8")
@@ -433,7 +477,7 @@ def main() -> None:
     parser.add_argument("--replica", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.replica:
-        uvloop.run(replica(json.loads(arguments.replica)))
+        uvloop.run(replica(json.loads(arguments.replica), MEASURES))
         return
     signal.signal(signal.SIGTERM, stopped)
     parts = (arguments.part,) if arguments.part else ("decisions", "workers", "limit")

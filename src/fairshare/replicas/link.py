@@ -195,7 +195,7 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
             start = end
         if self.reason:
             self._received.clear()
-        elif buffer is self._received:
+        elif isinstance(buffer, bytearray):
             del buffer[:start]
         else:
             self._received += buffer[start:]
