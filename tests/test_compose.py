@@ -16,7 +16,7 @@ from fairshare.compose import Gateway
 from fairshare.config import ConfigError, Settings, parse
 from fairshare.errors import OperatorError
 from fairshare.gateway.listening import bound_to, listening_socket
-from fairshare.gateway.options import Address, ReplicasSpec, StoreSpec, WebhookSpec
+from fairshare.gateway.options import Address, GatewaySpec, PeerTlsSpec, ReplicasSpec, StoreSpec, WebhookSpec
 from fairshare.gateway.status import PoolStatus
 from fairshare.storage.address import SqliteFile
 from gateway.hostile_engine import Asked, HostileEngine, Wire, answer, completion
@@ -33,12 +33,15 @@ class Engine(HostileEngine):
         super().__init__(self._answer)
         self.gate = asyncio.Event()
         self.gate.set()
+        self.healthy = asyncio.Event()
+        self.healthy.set()
         self.completions: list[Asked] = []
         self._asked_more = asyncio.Condition()
 
     async def _answer(self, asked: Asked, wire: Wire) -> None:
         match asked.path:
             case "/health":
+                await self.healthy.wait()
                 await wire.send(answer(b""))
             case "/metrics":
                 await wire.send(answer(b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"))
@@ -494,14 +497,8 @@ def test_a_reload_with_one_certificate_that_cannot_be_used_shows_none_of_the_oth
 
     async def main() -> None:
         async with engines(1) as (engine,):
-            same = settings(pool(engine))
-            spec = replace(
-                same.gateway,
-                tls=authority.issue(),
-                store=StoreSpec(address=SqliteFile(tmp_path / "store.sqlite3"), keep_seconds=1e9),
-                replicas=ReplicasSpec(listen=Address("127.0.0.1", 0), secret=b"s" * 32, tls=authority.peer()),
-            )
-            same = replace(same, gateway=spec)
+            alone = settings(pool(engine)).gateway
+            same = shared(tmp_path, replace(alone, tls=authority.issue()), authority.peer())
             async with running(same) as it:
 
                 async def serial() -> str:
@@ -519,5 +516,31 @@ def test_a_reload_with_one_certificate_that_cannot_be_used_shows_none_of_the_oth
                 authority.peer()
                 await it.gateway.reload(same)
                 assert await serial() != first
+
+    run(main)
+
+
+def shared(folder: Path, spec: GatewaySpec, tls: PeerTlsSpec | None = None) -> Settings:
+    """The same as one of several replicas."""
+    store = StoreSpec(address=SqliteFile(folder / "store.sqlite3"), keep_seconds=1e9)
+    replicas = ReplicasSpec(listen=Address("127.0.0.1", 0), secret=b"s" * 32, tls=tls)
+    return Settings(folder / "fairshare.yaml", replace(spec, store=store, replicas=replicas), ())
+
+
+def test_a_replica_decides_for_nobody_before_it_has_asked_its_engines_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engines(1) as (engine,):
+            engine.healthy.clear()
+            gateway = Gateway(shared(tmp_path, settings(pool(engine)).gateway))
+            starting = asyncio.create_task(gateway.start())
+            await until(lambda: bool(engine.asked))
+            replication = gateway._replication  # pyright: ignore[reportPrivateUsage]
+            assert replication is not None
+            assert replication.status("chat").role == "waiting"
+            assert not replication._calls, "it asks for the lease"  # pyright: ignore[reportPrivateUsage]
+            engine.healthy.set()
+            await starting
+            assert replication.status("chat").role == "owner"
+            await gateway.stop()
 
     run(main)

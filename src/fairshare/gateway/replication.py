@@ -188,7 +188,10 @@ class Replication:
             self._tell_all_counts(peer)
 
     def add(self, lease: str, settings: Mapping[str, DispatchQueue], options: MemberOptions) -> None:
-        """A group of pools to share. `settings`: their queues as this process would drive them alone; nobody does."""
+        """A group of pools to share, once `wait_for_owners` is called.
+
+        `settings`: their queues as this process would drive them alone; nobody does.
+        """
         ports = _Ports(self, lease)
         member = Member(
             lease=lease,
@@ -206,7 +209,6 @@ class Replication:
             member.ended(replica)
         for peer in self._links:
             member.connected(peer)
-        ports.tick()
 
     def queue(self, pool: str) -> DispatchQueue:
         """What the driver drives for a pool, whoever owns it."""
@@ -254,7 +256,14 @@ class Replication:
             self._tell_configured(peer)
 
     async def wait_for_owners(self) -> None:
-        """Until somebody decides for every pool, but not for ever: without a store there is nobody."""
+        """Take part from now on, and wait until somebody decides for every pool, but not for ever: without a store
+        there is nobody.
+
+        Not before this process knows which instances there are: it may become the owner at once, and would deny what
+        all others could serve.
+        """
+        for ports in set(self._of_pool.values()):
+            ports.begin()
         try:
             async with asyncio.timeout(FIRST_OWNER_SECONDS):
                 for ports in set(self._of_pool.values()):
@@ -574,7 +583,7 @@ class _Ports:
         self._role = Role.WAITING
         self._said: tuple[str, int] | None = None
         """The owner, and its epoch, that the log named last."""
-        self._ended = False
+        self._has_begun = self._ended = False
         self.member: Member
         self.settled = asyncio.Event()
         """Somebody decides."""
@@ -606,13 +615,19 @@ class _Ports:
 
     # ------------------------------------------------------------------ time
 
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self.member.begin()
+            self.rearm()
+
     def tick(self) -> None:
         self.member.tick()
         self.rearm()
 
     def rearm(self) -> None:
         """One timer, at what comes first; one that is too early only ticks in vain, so it is never moved later."""
-        if self._ended:
+        if self._ended or not self._has_begun:
             return
         self._say_role()
         deadline = self.member.next_deadline()

@@ -282,6 +282,11 @@ class Member:
 
     # ------------------------------------------------------------------ what happened
 
+    def begin(self) -> None:
+        """This process is ready to decide and to serve."""
+        self._replica.begin()
+        self.tick()
+
     def tick(self) -> None:
         """Time passed."""
         now = self._ports.clock()

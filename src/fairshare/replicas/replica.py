@@ -239,6 +239,10 @@ class Replica:
 
     # ------------------------------------------------------------------ the owner
 
+    def begin(self) -> None:
+        """It is alone from now on, if there is nobody; not while its process was getting ready."""
+        self._alone_since = self.since = self._clock()
+
     def own(
         self,
         exchange: Callable[[list[Message]], list[Message]],
