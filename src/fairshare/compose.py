@@ -253,6 +253,8 @@ class Gateway:
         self._ledger_store: LedgerStore | None = None
         self._borrowing: frozenset[str] = frozenset()
         """Owners (as `team:search`) that are over a soft budget and may only borrow."""
+        self._teams: tuple[str, ...] = ()
+        """Those of the store that have labels."""
         self._webhook = None if self._spec.notify is None else Webhook(self._spec.notify, wall=clock.wall)
         api: AccountsApi | None = None
         if self._spec.store is not None:
@@ -491,7 +493,7 @@ class Gateway:
             elif pool_spec.name in redispatched:
                 self._dispatch_differently(pool_spec)
         self._directory.replace(identities_of(spec.teams))
-        self._metrics.configure(spec)
+        self._metrics.configure(spec, self._teams)
         self._data_port.update(spec.limits)
         self._spec = spec
         for name in removed:
@@ -661,7 +663,10 @@ class Gateway:
     def _accounts_ticked(self) -> None:
         """The store was looked at: other teams may have labels, and others may only borrow."""
         assert self._accounts is not None
-        self._metrics.configure(self._spec, self._accounts.teams())
+        teams = self._accounts.teams()
+        if teams is not self._teams:
+            self._teams = teams
+            self._metrics.configure(self._spec, teams)
         borrowing = self._accounts.borrowing()
         if borrowing != self._borrowing:
             self._borrowing = borrowing

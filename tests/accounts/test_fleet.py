@@ -22,9 +22,15 @@ def limit(kind: str, value: int) -> LimitRow:
     return LimitRow(id=1, kind=kind, node_id=1, value=value)
 
 
-def rules(*rows: LimitRow | BudgetRow) -> Rules:
-    limits = tuple(row for row in rows if isinstance(row, LimitRow))
-    return Rules(1, (TEAM,), (), limits, tuple(row for row in rows if isinstance(row, BudgetRow)), ())
+def bind(gate: Gate, now: float, *rows: LimitRow | BudgetRow) -> None:
+    """These limits and budgets are in force, and no others."""
+    budgets = tuple(row for row in rows if isinstance(row, BudgetRow))
+    gate.load(Rules(1, None, (TEAM,), (), budgets, (), ()), now)
+    for limit_id in gate.limits():
+        gate.unbound(limit_id)
+    for row in rows:
+        if isinstance(row, LimitRow):
+            gate.bound(row, "team:search")
 
 
 class Site:
@@ -48,7 +54,7 @@ class Site:
 
     def join(self) -> int:
         gate, number = Gate(), len(self.gates)
-        gate.load(rules(*self.rows), self.now)
+        bind(gate, self.now, *self.rows)
         self.gates.append(gate)
         self.fleets.append(Fleet(gate, f"replica {number}", written=Mark(number, 0)))
         if number:
@@ -83,7 +89,9 @@ class Site:
         return self.gates[replica].admit(OWNERS, model="m", tag="", tokens=tokens, cost_units=cost, now=self.now)
 
     def charge(self, replica: int, cost: float) -> None:
-        self.gates[replica].charged(OWNERS, model="m", tag="", cost_units=cost, completion_tokens=0, now=self.now)
+        self.gates[replica].charged(
+            OWNERS, model="m", tag="", cost_units=cost, completion_tokens=0, slots=1, now=self.now
+        )
 
     def used(self, replica: int) -> float:
         (budget,) = self.gates[replica].budgets()
@@ -227,14 +235,14 @@ def test_a_lost_report_is_made_good_by_the_next_whole_one() -> None:
 
 def test_a_limit_that_comes_later_counts_what_others_said_before_it_was_known_here() -> None:
     site = Site(2, limit("requests_per_minute", 2))
-    site.gates[0].load(rules(), site.now)
+    bind(site.gates[0], site.now)
     for _ in range(2):
         admitted(site.ask(1))
     site.run(1.0)
-    site.gates[0].load(rules(*site.rows), site.now)
+    bind(site.gates[0], site.now, *site.rows)
     assert not isinstance(site.ask(0), Denied)
-    site.gates[0].load(rules(), site.now)
-    site.gates[0].load(rules(*site.rows), site.now)
+    bind(site.gates[0], site.now)
+    bind(site.gates[0], site.now, *site.rows)
     site.fleets[0].rules_changed(site.now)
     assert isinstance(site.ask(0), Denied)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fairshare.accounts.gate import DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.service import Tree
 from fairshare.storage.accounts import BudgetRow, IncreaseRow, LimitRow, NodeRow, Rules
 
 NODES = (
@@ -17,20 +18,20 @@ OWNERS = ("key:k", "team:search", "organisation:lab")
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
 
 
-def rules(*rows: LimitRow | BudgetRow, increases: tuple[IncreaseRow, ...] = ()) -> Rules:
-    return Rules(
-        1,
-        NODES,
-        (),
-        tuple(row for row in rows if isinstance(row, LimitRow)),
-        tuple(row for row in rows if isinstance(row, BudgetRow)),
-        increases,
-    )
+def bind(gate: Gate, *rows: LimitRow | BudgetRow, increases: tuple[IncreaseRow, ...] = ()) -> None:
+    """These limits and budgets are in force, and no others."""
+    budgets = tuple(row for row in rows if isinstance(row, BudgetRow))
+    gate.load(Rules(1, None, NODES, (), budgets, increases, ()), NOON)
+    limits = [row for row in rows if isinstance(row, LimitRow)]
+    for row in limits:
+        gate.bound(row, Tree(NODES).owner_name(row))
+    for limit_id in gate.limits() - {row.id for row in limits}:
+        gate.unbound(limit_id)
 
 
 def gate(*rows: LimitRow | BudgetRow, **other: Any) -> Gate:
     made = Gate(**other)
-    made.load(rules(*rows), NOON)
+    bind(made, *rows)
     return made
 
 
@@ -55,8 +56,8 @@ def denied(answer: Reservation | Denied) -> Denied:
     return answer
 
 
-def charge(gate: Gate, cost: float, now: float = NOON, *, model: str = "tiny", tag: str = "") -> None:
-    gate.charged(OWNERS, model=model, tag=tag, cost_units=cost, completion_tokens=4, now=now)
+def charge(gate: Gate, cost: float, now: float = NOON, *, model: str = "tiny", tag: str = "", slots: int = 1) -> None:
+    gate.charged(OWNERS, model=model, tag=tag, cost_units=cost, completion_tokens=4 * slots, slots=slots, now=now)
 
 
 def test_without_limits_everything_is_admitted() -> None:
@@ -161,7 +162,7 @@ def test_a_budget_of_a_model_and_tag_counts_those_only() -> None:
 def test_an_increase_counts_until_it_ends() -> None:
     it = Gate()
     row = budget(hard_cost_units=1.0)
-    it.load(rules(row, increases=(IncreaseRow(id=1, budget_id=1, cost_units=2.0, until=NOON + 10),)), NOON)
+    bind(it, row, increases=(IncreaseRow(id=1, budget_id=1, cost_units=2.0, until=NOON + 10),))
     charge(it, 2.0)
     admitted(ask(it))
     assert denied(ask(it, NOON + 10)).limit == 1.0
@@ -189,9 +190,9 @@ def test_other_rules_keep_what_was_counted() -> None:
     admitted(ask(it))
     charge(it, 4.0)
     raised = LimitRow(id=1, kind="requests_per_minute", node_id=2, value=3)
-    it.load(rules(raised, budget(hard_cost_units=4.0), LimitRow(id=2, kind="in_flight", node_id=1, value=9)), NOON)
+    bind(it, raised, budget(hard_cost_units=4.0), LimitRow(id=2, kind="in_flight", node_id=1, value=9))
     assert denied(ask(it)).code is DenialCode.BUDGET_EXHAUSTED
-    it.load(rules(raised), NOON)
+    bind(it, raised)
     admitted(ask(it))
     admitted(ask(it))
     denied(ask(it))
@@ -199,11 +200,31 @@ def test_other_rules_keep_what_was_counted() -> None:
 
 def test_completions_are_expected_as_long_as_they_were_and_no_longer_than_allowed() -> None:
     it = gate()
-    assert it.expected_completion_tokens("tiny", None) == 0.0
+    assert it.expected_completion_tokens("tiny", None, 1) == 0.0
     charge(it, 1.0)
-    assert it.expected_completion_tokens("tiny", None) == 4.0
-    assert it.expected_completion_tokens("tiny", 3) == 3.0
-    assert it.expected_completion_tokens("other", None) == 0.0
+    assert it.expected_completion_tokens("tiny", None, 1) == 4.0
+    assert it.expected_completion_tokens("tiny", 3, 1) == 3.0
+    assert it.expected_completion_tokens("other", None, 1) == 0.0
+
+
+def test_a_request_for_many_answers_is_expected_to_take_all_of_them() -> None:
+    it = gate()
+    charge(it, 1.0, slots=10)  # ten answers of four tokens
+    assert it.expected_completion_tokens("tiny", None, 1) == 4.0
+    assert it.expected_completion_tokens("tiny", None, 100) == 400.0
+    assert it.expected_completion_tokens("tiny", 3, 100) == 300.0
+
+
+def test_a_number_that_another_limit_had_before_counts_from_zero() -> None:
+    it = gate(LimitRow(id=1, kind="requests_per_minute", node_id=2, value=1))
+    admitted(ask(it))
+    denied(ask(it))
+    bind(it, LimitRow(id=1, kind="requests_per_minute", node_id=1, value=1))
+    admitted(ask(it))
+    assert denied(ask(it)).owner == "organisation:lab"
+    it.unbound(1)
+    it.unbound(1)
+    admitted(ask(it))
 
 
 @pytest.mark.parametrize("now", [NOON - 3600.0, NOON])

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from fairshare.accounts import litellm
 from fairshare.accounts.kinds import LimitKind
@@ -137,5 +138,56 @@ def test_what_is_taken_over_twice_is_there_once(run: Run) -> None:
         live = [each async for page in AccountStore(database).keys_changed(since=0) for each in page]
         # The gateway hashes what the client shows in the same way, so the old key opens the door.
         assert [each.sha256 for each in live] == [hashlib.sha256(KEY.encode()).hexdigest()]
+
+    run(main)
+
+
+def test_what_bounded_a_key_or_team_in_a_way_that_is_not_taken_over_is_said() -> None:
+    team = {
+        "team_id": "t",
+        "team_alias": "ads",
+        "models": ["tiny", "a\nb"],
+        "policies": ["strict"],
+        "router_settings": {},
+    }
+    tokens = [
+        {"token": other_hash(1), "key_alias": "web", "team_id": "t", "allowed_routes": ["/v1/embeddings"],
+         "tpd_limit": 5, "config": {}, "metadata": {"model_rpm_limit": {"tiny": 1}, "colour": "red"}},
+        {"token": other_hash(2), "key_alias": "own", "user_id": "someone", "models": []},
+        {"token": other_hash(3), "key_alias": "odd", "models": [""]},
+    ]  # fmt: skip
+    tables = {
+        "LiteLLM_TeamTable": [team], "LiteLLM_VerificationToken": tokens,
+        "LiteLLM_UserTable": [{"user_id": "someone"}], "LiteLLM_BudgetTable": [],
+    }  # fmt: skip
+    taken = litellm.read(json.dumps(tables).encode(), now=NOW)
+    assert taken.left_out == (
+        "nothing of the tables 'LiteLLM_UserTable' is taken over",
+        "team 'ads' has policies, which mean nothing here; bound it in another way if it must be",
+        "team 'ads' may use models that cannot be called here; they are left out of its list",
+        "key 'web' has tpd_limit, allowed_routes, model_rpm_limit, which mean nothing here; bound it in another way "
+        "if it must be",
+        "key 'own' could use the models of user 'someone'; here it can use all",
+        "key 'odd' may use models that cannot be called here; they are left out of its list",
+    )
+    assert taken.teams[0].models == ("tiny",)
+    # An empty list is not "all", as it is for LiteLLM.
+    assert [key.models for key in taken.keys] == [None, None, ()]
+
+
+def test_a_large_export_takes_few_statements_however_many_keys_it_has(run: Run) -> None:
+    tokens = [{"token": other_hash(number), "tpm_limit": number} for number in range(1200)]
+
+    async def main(database: Database) -> None:
+        accounts = Accounts(AccountStore(database), wall=lambda: NOW, new_secret=lambda: "")
+        root = Actor(name="root")
+        await accounts.add_node(root, "organisation", "lab")
+        statements: list[str] = []
+        event.listen(database.engine.sync_engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
+        for _ in range(2):  # what is there already stays
+            await accounts.take_over(root, litellm.read(export([], tokens), now=NOW), organisation="lab")
+        assert len(statements) < 100
+        limits = {limit.owner: limit.value for limit in await accounts.limits(root)}
+        assert limits == {f"key:{other_hash(number)[:12]}": number for number in range(1200)}
 
     run(main)

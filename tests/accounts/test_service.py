@@ -122,6 +122,17 @@ def test_a_rotated_key_has_two_secrets_for_a_while_and_keeps_its_id(run: Run) ->
     on(run, main)
 
 
+def test_a_key_that_has_expired_is_not_rotated_but_can_be_revoked(run: Run) -> None:
+    async def main(site: Site) -> None:
+        made = await site.accounts.add_key(ROOT, "team:search", expires_at=1500.0)
+        site.now = 1500.0
+        with pytest.raises(Conflict, match="has expired; make a new one"):
+            await site.accounts.rotate_key(ROOT, made.id, overlap_seconds=10.0)
+        await site.accounts.revoke_key(ROOT, made.id)
+
+    on(run, main)
+
+
 def test_what_ends_after_any_calendar_is_refused(run: Run) -> None:
     async def main(site: Site) -> None:
         budget = await site.accounts.add_budget(ROOT, "team:search", period=Period.DAY, hard_cost_units=1.0)

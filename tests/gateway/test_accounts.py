@@ -13,7 +13,7 @@ import pytest
 from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period
 from fairshare.accounts.rights import Actor
-from fairshare.accounts.service import Accounts
+from fairshare.accounts.service import Accounts, Tree
 from fairshare.core.pool import Pool
 from fairshare.core.priority import ServiceClass
 from fairshare.gateway.accounts import LiveAccounts
@@ -65,6 +65,7 @@ class Site:
 
     async def look(self) -> None:
         await self.live._look()  # pyright: ignore[reportPrivateUsage]
+        await self.live._count()  # pyright: ignore[reportPrivateUsage]
 
     def find(self, key: str) -> Identity | None:
         return self.live.find(hash_key(key))
@@ -72,7 +73,13 @@ class Site:
     def admit(self, key: str, **other: Any) -> Reservation:
         identity = self.find(key)
         assert identity is not None
-        values: dict[str, Any] = {"model": "tiny", "prompt_tokens": 10, "max_tokens": 5, "cost": CostWeights()}
+        values: dict[str, Any] = {
+            "model": "tiny",
+            "prompt_tokens": 10,
+            "max_tokens": 5,
+            "slots": 1,
+            "cost": CostWeights(),
+        }
         return self.live.admit(identity, **(values | other))
 
     def finish(self, key: str, cost_units: float) -> None:
@@ -133,7 +140,7 @@ def test_a_key_works_from_the_next_look_on_and_knows_what_it_belongs_to(tmp_path
         names = site.live.names(made.id)
         assert names is not None
         assert (names.organisation, names.team, names.project, names.tag) == ("lab", "search", "search/web", "nightly")
-        assert site.live.teams() == ["search"]
+        assert site.live.teams() == ("search",)
 
     on(tmp_path, migrated_file, main)
 
@@ -301,7 +308,7 @@ def test_a_key_that_is_newer_than_the_rules_counts_from_the_next_look_on(tmp_pat
         made = await site.service.add_key(ROOT, "team:ads")
         await site.look()
         assert site.find(made.key) is not None
-        site.live._take(before)  # pyright: ignore[reportPrivateUsage]
+        site.live._take(before, Tree(before.nodes))  # pyright: ignore[reportPrivateUsage]
         assert site.find(made.key) is None
         await site.look()
         assert site.find(made.key) is not None
@@ -340,6 +347,89 @@ def test_a_change_costs_nothing_for_keys_that_nobody_shows_then(
         for _ in range(2):
             site.live.names(keys[0].id)
         assert len(made_again) == 2
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_limits_come_change_and_go_and_what_they_counted_goes_on(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "team:search")
+        await site.look()
+        owner = f"key:{made.id}"
+
+        async def bound(value: int | None) -> None:
+            await site.service.set_limit(ROOT, owner, LimitKind.REQUESTS_PER_MINUTE, value)
+            await site.look()
+
+        await bound(1)
+        site.admit(made.key)
+        with pytest.raises(RequestProblem, match="is 1, and 1 is used"):
+            site.admit(made.key)
+        await bound(2)
+        site.admit(made.key)
+        with pytest.raises(RequestProblem, match="is 2, and 2 is used"):
+            site.admit(made.key)
+        await bound(None)
+        site.admit(made.key)
+        # A project that comes, is bounded and goes between two looks leaves nothing behind.
+        await site.service.add_node(ROOT, "project", "search/short")
+        await site.service.set_limit(ROOT, "project:search/short", LimitKind.IN_FLIGHT, 0)
+        await site.service.remove_node(ROOT, "project", "search/short")
+        await site.service.add_node(ROOT, "project", "search/long")
+        await site.look()
+        long = await site.service.add_key(ROOT, "project:search/long")
+        await site.look()
+        site.admit(long.key)
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_an_older_backup_that_changed_further_than_this_gateway_saw_is_read_whole(
+    tmp_path: Path, migrated_file: Path
+) -> None:
+    path = tmp_path / "fairshare.sqlite3"
+
+    async def main(site: Site) -> None:
+        bounded, free = [await site.service.add_key(ROOT, "team:search") for _ in range(2)]
+        await site.service.set_limit(ROOT, f"key:{bounded.id}", LimitKind.IN_FLIGHT, 0)
+        await site.look()
+        with closing(sqlite3.connect(path)) as store, closing(sqlite3.connect(tmp_path / "backup")) as backup:
+            store.backup(backup)
+        late = await site.service.add_key(ROOT, "team:search")
+        await site.service.set_limit(ROOT, f"key:{free.id}", LimitKind.IN_FLIGHT, 0)
+        await site.service.set_limit(ROOT, f"key:{bounded.id}", LimitKind.IN_FLIGHT, None)
+        await site.look()
+        assert site.find(late.key) is not None
+        site.admit(bounded.key)
+        with closing(sqlite3.connect(tmp_path / "backup")) as backup, closing(sqlite3.connect(path)) as store:
+            backup.backup(store)  # into the same file, as `.restore` does
+        for number in range(5):
+            await site.service.add_node(ROOT, "team", f"new-{number}", parent="lab")
+        await site.look()
+        assert site.find(late.key) is None
+        site.admit(free.key)
+        with pytest.raises(RequestProblem, match="in flight"):
+            site.admit(bounded.key)
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_a_key_is_revoked_while_the_account_of_requests_waits_for_the_store(
+    tmp_path: Path, migrated_file: Path
+) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "team:search")
+        await site.service.add_budget(ROOT, "team:search", period=Period.MONTH, hard_cost_units=100.0)
+        await site.live._look()  # pyright: ignore[reportPrivateUsage]
+        assert site.find(made.key) is not None
+        async with site.ledger._writing:  # pyright: ignore[reportPrivateUsage]
+            counting = asyncio.create_task(site.live._count())  # pyright: ignore[reportPrivateUsage]
+            await site.service.revoke_key(ROOT, made.id)
+            await site.live._look()  # pyright: ignore[reportPrivateUsage]
+            assert site.find(made.key) is None
+            assert not counting.done()
+        await counting
+        assert [budget.used for budget in site.live.budgets()] == [0.0]
 
     on(tmp_path, migrated_file, main)
 

@@ -113,11 +113,37 @@ def test_keys_are_made_listed_page_by_page_rotated_and_revoked(tmp_path: Path, m
     on(tmp_path, migrated_file, main)
 
 
+def test_every_list_comes_page_by_page(tmp_path: Path, migrated_file: Path) -> None:
+    async def main(site: Site) -> None:
+        owners = ["organisation:lab", "team:search", "project:search/web"]
+        for owner in owners:
+            await site.ask("PUT", "limits", {"owner": owner, "kind": "in_flight", "value": 4}, expect=204)
+            budget = {"owner": owner, "period": "month", "hard_cost_units": 5.0}
+            await site.ask("POST", "budgets", budget, expect=201)
+            await site.operator("viewer", owner)
+        for name in ("ads", "zoo"):
+            await site.ask("POST", "teams", {"name": name, "organisation": "lab"}, expect=201)
+        for path, count in (("limits", 3), ("budgets", 3), ("operators", 3), ("teams", 3), ("audit", 14)):
+            whole = await site.ask("GET", f"{path}?limit=1000")
+            assert (len(whole["data"]), whole["next"]) == (count, None), path
+            walked, after = [], ""
+            while True:
+                page = await site.ask("GET", f"{path}?limit=2{after}")
+                assert len(page["data"]) <= 2
+                walked += page["data"]
+                if page["next"] is None:
+                    break
+                after = f"&after={page['next']}"
+            assert walked == whole["data"]
+
+    on(tmp_path, migrated_file, main)
+
+
 def test_limits_budgets_and_the_audit(tmp_path: Path, migrated_file: Path) -> None:
     async def main(site: Site) -> None:
         limit = {"owner": "team:search", "kind": "in_flight", "value": 4}
         await site.ask("PUT", "limits", limit, expect=204)
-        assert (await site.ask("GET", "limits"))["data"] == [limit]
+        assert (await site.ask("GET", "limits"))["data"] == [limit | {"id": 1}]
         budget = {"owner": "team:search", "period": "month", "hard_cost_units": 5.0}
         made = await site.ask("POST", "budgets", budget, expect=201)
         more = {"cost_units": 1.0, "until": 2000.0}
@@ -167,6 +193,28 @@ def test_what_is_wrong_is_said_in_the_shape_of_every_error(tmp_path: Path, migra
             ("POST", "keys", {"owner": "team:nowhere"}, 404, "not_found"),
             ("PUT", "limits", {"owner": "team:search", "kind": "speed", "value": 1}, 400, "invalid_request"),
             ("GET", "keys?limit=0", None, 400, "invalid_request"),
+            ("GET", f"keys?limit={'9' * 5000}", None, 400, "invalid_request"),
+            ("GET", "keys?after=%00", None, 400, "invalid_request"),
+            ("GET", "limits?owner=team:search", None, 400, "invalid_request"),
+            ("POST", "organisations?limit=1", {"name": "x"}, 400, "invalid_request"),
+            ("GET", "report?only=team=%00", None, 400, "invalid_request"),
+            ("DELETE", "keys/%00", None, 404, "not_found"),
+            ("DELETE", "operators/%00", None, 404, "not_found"),
+            (
+                "POST",
+                "budgets",
+                {"owner": "team:search", "period": "day", "hard_cost_units": 1, "model": "\0"},
+                400,
+                "invalid_request",
+            ),
+            (
+                "POST",
+                "budgets",
+                {"owner": "team:search", "period": "day", "hard_cost_units": 1, "tag": "a\nb"},
+                400,
+                "invalid_request",
+            ),
+            ("PUT", "limits", {"owner": "key:\0", "kind": "in_flight", "value": 1}, 404, "not_found"),
             ("GET", "audit?after=x", None, 400, "invalid_request"),
             ("GET", "report?month=never", None, 400, "invalid_request"),
             ("DELETE", "budgets/x", None, 400, "invalid_request"),

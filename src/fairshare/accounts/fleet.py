@@ -135,9 +135,15 @@ class Fleet:
         return True
 
     def rules_changed(self, now: float) -> None:
-        """The gate has other limits and budgets: what others counted of them holds too."""
+        """The gate may have other limits and budgets: what others counted of new ones holds too."""
+        new = self._gate.news()
+        if not new:
+            return
         for name, other in self._others.items():
-            self._gate.counted_elsewhere(name, other.counted(), now)
+            counted = other.counted()
+            windows = [each for each in counted.windows if each.owner in new]
+            in_flight = [one for one in counted.in_flight if one.owner in new]
+            self._gate.counted_elsewhere(name, Counted(windows, in_flight, counted.budgets), now)
 
     # ------------------------------------------------------------------ the store
 

@@ -21,7 +21,7 @@ from fairshare.storage.accounts import BudgetRow, IncreaseRow, LimitRow, Rules
 
 MINUTE_SECONDS = 60
 MEAN_MEMORY = 1.0 / 64
-"""The weight of a request in the running mean of completion tokens."""
+"""The weight of a request in the running mean of completion tokens of a slot."""
 
 
 class DenialCode(StrEnum):
@@ -209,6 +209,8 @@ class _Window:
 
 class _InFlight:
     """A limit of requests at one time."""
+
+    kind = LimitKind.IN_FLIGHT
 
     __slots__ = ("_elsewhere", "_total", "_touched", "here", "limit", "owner")
 
@@ -486,90 +488,111 @@ class Gate:
         self._told = told
         self._windows: dict[tuple[str, str], _Window] = {}
         self._in_flight: dict[str, _InFlight] = {}
+        self._limits: dict[int, _Window | _InFlight] = {}
+        self._limits_of: dict[str, list[_Window | _InFlight]] = {}
         self._budgets: dict[int, BudgetMeter] = {}
-        self._by_owner: dict[str, list[_Window | _InFlight | BudgetMeter]] = {}
+        self._budgets_of: dict[str, list[BudgetMeter]] = {}
         self._mean_completion: dict[str, float] = {}
+        self._new: set[str] = set()
+        """Owners of limits and budgets that were not there when `news` was asked."""
         # What changed since other replicas were told; as many as there are meters, at most.
         self._touched_windows: set[_Window] = set()
         self._touched_in_flight: set[_InFlight] = set()
         self._touched_budgets: set[BudgetMeter] = set()
 
+    # ------------------------------------------------------------------ rules
+
+    def bound(self, row: LimitRow, owner: str) -> None:
+        """A limit is in force, or has another value. What was counted for it goes on."""
+        kind, meter = LimitKind(row.kind), self._limits.get(row.id)
+        if meter is None or (meter.owner, meter.kind) != (owner, kind):
+            self.unbound(row.id)
+            if kind is LimitKind.IN_FLIGHT:
+                meter = self._in_flight[owner] = _InFlight(owner, self._touched_in_flight)
+                self._limits_of.setdefault(owner, []).insert(0, meter)
+            else:
+                meter = self._windows[owner, kind] = _Window(owner, kind, self._touched_windows)
+                self._limits_of.setdefault(owner, []).append(meter)
+            self._limits[row.id] = meter
+            self._new.add(owner)
+        meter.limit = row.value
+
+    def unbound(self, limit_id: int) -> None:
+        """A limit is not in force any more, if it was."""
+        meter = self._limits.pop(limit_id, None)
+        if meter is None:
+            return
+        match meter:
+            case _InFlight():
+                self._in_flight.pop(meter.owner, None)
+                self._touched_in_flight.discard(meter)
+            case _Window():
+                self._windows.pop((meter.owner, meter.kind), None)
+                self._touched_windows.discard(meter)
+        left = self._limits_of[meter.owner]
+        left.remove(meter)
+        if not left:
+            del self._limits_of[meter.owner]
+
+    def limits(self) -> set[int]:
+        """The ids of the limits in force."""
+        return set(self._limits)
+
     def load(self, rules: Rules, now: float) -> None:
-        """Other rules are in force; what was counted goes on where a limit or budget stays."""
-        tree = Tree(rules.nodes)
-        limits = {(tree.owner_name(row), row.kind): row for row in rules.limits}
-        budgets = {row.id: row for row in rules.budgets}
-        self._windows = {
-            place: self._windows.get(place) or _Window(place[0], LimitKind(place[1]), self._touched_windows)
-            for place in limits
-            if place[1] != LimitKind.IN_FLIGHT
-        }
-        self._in_flight = {
-            owner: self._in_flight.get(owner) or _InFlight(owner, self._touched_in_flight)
-            for owner, kind in limits
-            if kind == LimitKind.IN_FLIGHT
-        }
-        kept = self._budgets
-        self._budgets = {}
-        for row in budgets.values():
+        """Other budgets are in force; what was counted goes on where one stays."""
+        tree, kept = Tree(rules.nodes), self._budgets
+        increases: dict[int, list[IncreaseRow]] = {}
+        for increase in rules.increases:
+            increases.setdefault(increase.budget_id, []).append(increase)
+        self._budgets, self._budgets_of = {}, {}
+        for row in rules.budgets:
             owner, meter = tree.owner_name(row), kept.get(row.id)
             if meter is None or not meter.is_of(owner, row):
                 meter = BudgetMeter(owner, row, now, self._touched_budgets)
+                self._new.add(owner)
+            meter.take(row, increases.get(row.id, ()))
             self._budgets[row.id] = meter
-        self._touched_windows.intersection_update(self._windows.values())
-        self._touched_in_flight.intersection_update(self._in_flight.values())
+            self._budgets_of.setdefault(owner, []).append(meter)
         self._touched_budgets.intersection_update(self._budgets.values())
-        self._set_amounts(limits, budgets, rules.increases)
-        self._by_owner = {}
-        for meter in (*self._in_flight.values(), *self._windows.values(), *self._budgets.values()):
-            self._by_owner.setdefault(meter.owner, []).append(meter)
 
-    def _set_amounts(
-        self,
-        limits: Mapping[tuple[str, str], LimitRow],
-        budgets: Mapping[int, BudgetRow],
-        increases: Sequence[IncreaseRow],
-    ) -> None:
-        for place, window in self._windows.items():
-            window.limit = limits[place].value
-        for owner, meter in self._in_flight.items():
-            meter.limit = limits[owner, LimitKind.IN_FLIGHT.value].value
-        for number, budget in self._budgets.items():
-            budget.take(budgets[number], (each for each in increases if each.budget_id == number))
+    def news(self) -> set[str]:
+        """Owners of limits and budgets that were not there when this was asked last."""
+        new, self._new = self._new, set()
+        return new
 
     # ------------------------------------------------------------------ requests
 
-    def expected_completion_tokens(self, model: str, max_tokens: int | None) -> float:
-        """The running mean of the model's last answers, and never more than the request allows."""
+    def expected_completion_tokens(self, model: str, max_tokens: int | None, slots: int) -> float:
+        """Of every slot the running mean of the model's last answers, and never more than the request allows."""
         mean = self._mean_completion.get(model, 0.0)
-        return mean if max_tokens is None else min(mean, max(0, max_tokens))
+        return slots * (mean if max_tokens is None else min(mean, max(0, max_tokens)))
 
     def admit(
         self, owners: Sequence[str], *, model: str, tag: str, tokens: float, cost_units: float, now: float
     ) -> Reservation | Denied:
         """May a request go on that will take about so much? All limits hold, or nothing is counted."""
-        meters = [meter for owner in owners for meter in self._by_owner.get(owner, ())]
-        if not meters:
-            return NOTHING_HELD
         in_flight: list[_InFlight] = []
         windows: list[tuple[_Window, float]] = []
         budgets: list[BudgetMeter] = []
-        for meter in meters:
-            match meter:
-                case _InFlight():
-                    denied = meter.deny(now)
-                    in_flight.append(meter)
-                case _Window():
-                    amount = 1.0 if meter.kind is LimitKind.REQUESTS_PER_MINUTE else tokens
-                    denied = meter.deny(amount, now)
-                    windows.append((meter, amount))
-                case BudgetMeter():
-                    if not meter.matches(model, tag):
-                        continue
-                    denied = meter.deny(cost_units, now)
-                    budgets.append(meter)
-            if denied is not None:
-                return denied
+        for owner in owners:
+            for limit in self._limits_of.get(owner, ()):
+                if isinstance(limit, _InFlight):
+                    denied = limit.deny(now)
+                    in_flight.append(limit)
+                else:
+                    amount = 1.0 if limit.kind is LimitKind.REQUESTS_PER_MINUTE else tokens
+                    denied = limit.deny(amount, now)
+                    windows.append((limit, amount))
+                if denied is not None:
+                    return denied
+            for budget in self._budgets_of.get(owner, ()):
+                if budget.matches(model, tag):
+                    denied = budget.deny(cost_units, now)
+                    if denied is not None:
+                        return denied
+                    budgets.append(budget)
+        if not in_flight and not windows and not budgets:
+            return NOTHING_HELD
         token_cells: list[tuple[_Window, _Cell]] = []
         for window, amount in windows:
             cell = window.use(amount, now)
@@ -590,22 +613,21 @@ class Gate:
         tag: str,
         cost_units: float,
         completion_tokens: int,
+        slots: int,
         now: float,
     ) -> None:
         """A request has ended and was charged, whether or not its budgets were there when it was admitted."""
         if completion_tokens and model:
-            mean = self._mean_completion.get(model)
-            self._mean_completion[model] = (
-                float(completion_tokens) if mean is None else mean + MEAN_MEMORY * (completion_tokens - mean)
-            )
+            tokens, mean = completion_tokens / max(1, slots), self._mean_completion.get(model)
+            self._mean_completion[model] = tokens if mean is None else mean + MEAN_MEMORY * (tokens - mean)
         if not cost_units:
             return
         for owner in owners:
-            for meter in self._by_owner.get(owner, ()):
-                if isinstance(meter, BudgetMeter) and meter.matches(model, tag):
-                    meter.start_again_if_over(now)
-                    meter.charge(cost_units)
-                    self._tell_if_over(meter, now)
+            for budget in self._budgets_of.get(owner, ()):
+                if budget.matches(model, tag):
+                    budget.start_again_if_over(now)
+                    budget.charge(cost_units)
+                    self._tell_if_over(budget, now)
 
     # ------------------------------------------------------------------ budgets
 

@@ -9,6 +9,11 @@ LONGEST_NAME = 64
 LARGEST_LIMIT = 10**12
 
 
+def is_model_name(name: str) -> bool:
+    """Whether a model may be called so."""
+    return 0 < len(name) <= 256 and name.isprintable()
+
+
 class LimitKind(StrEnum):
     """What a limit bounds."""
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from fairshare.accounts.kinds import KEY_ID_DIGITS, LARGEST_LIMIT, LONGEST_NAME, LimitKind
+from fairshare.accounts.kinds import KEY_ID_DIGITS, LARGEST_LIMIT, LONGEST_NAME, LimitKind, is_model_name
 from fairshare.errors import CallerError
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -20,6 +20,16 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 TEAMS = "LiteLLM_TeamTable"
 TOKENS = "LiteLLM_VerificationToken"
+BOUNDS = (
+    "tpd_limit", "budget_id", "budget_limits", "model_max_budget", "allowed_routes", "key_type", "permissions",
+    "policies", "access_group_ids", "object_permission_id", "organization_id", "project_id", "agent_id", "aliases",
+    "config", "router_settings", "model_id",
+)  # fmt: skip
+"""Columns of keys and teams that bound them, or change what they do, in a way that nothing here does."""
+
+BOUNDS_IN_METADATA = ("model_rpm_limit", "model_tpm_limit", "guardrails", "tags")
+"""The same, in the column `metadata`."""
+
 WITHOUT_TEAM = "litellm"
 """The team of keys that have none."""
 
@@ -66,6 +76,9 @@ def read(text: bytes, *, now: float) -> Taken:
         raise CallerError(f'must be a JSON object of tables: {{"{TEAMS}": [...], "{TOKENS}": [...]}}')
     tables = cast("Mapping[str, Any]", found)
     left_out: list[str] = []
+    others = sorted(name for name, rows in tables.items() if name not in (TEAMS, TOKENS) and _rows(rows))
+    if others:
+        left_out.append(f"nothing of the tables {', '.join(map(repr, others))} is taken over")
     names: dict[str, str] = {}
     taken = {WITHOUT_TEAM}
     teams = [_team(row, names, taken, left_out) for row in _rows(tables.get(TEAMS))]
@@ -93,10 +106,15 @@ def _team(row: Mapping[str, Any], names: dict[str, str], taken: set[str], left_o
     if unique != wanted:
         left_out.append(f"team {wanted!r} is called {unique!r} here")
     _say_of_budget(row, f"team {unique!r}", left_out)
+    _say_of_bounds(row, f"team {unique!r}", left_out)
     if row.get("blocked"):
         left_out.append(f"team {unique!r} was blocked; its keys are not taken over")
         names[str(row.get("team_id"))] = ""
-    return TakenTeam(name=unique, models=_models(row.get("models")), limits=_limits(row, f"team {unique!r}", left_out))
+    return TakenTeam(
+        name=unique,
+        models=_models(row.get("models"), f"team {unique!r}", left_out),
+        limits=_limits(row, f"team {unique!r}", left_out),
+    )
 
 
 def _key(row: Mapping[str, Any], names: Mapping[str, str], left_out: list[str], *, now: float) -> TakenKey | None:
@@ -121,12 +139,16 @@ def _key(row: Mapping[str, Any], names: Mapping[str, str], left_out: list[str], 
         left_out.append(f"key {shown!r} has expired")
         return None
     _say_of_budget(row, f"key {shown!r}", left_out)
+    _say_of_bounds(row, f"key {shown!r}", left_out)
+    models = _models(row.get("models"), f"key {shown!r}", left_out)
+    if models is None and not team_id and row.get("user_id"):
+        left_out.append(f"key {shown!r} could use the models of user {row['user_id']!r}; here it can use all")
     note = "".join(character for character in shown if character.isprintable())[:200]
     return TakenKey(
         id=sha256[:KEY_ID_DIGITS],
         sha256=sha256,
         team=team,
-        models=_models(row.get("models")),
+        models=models,
         note=note,
         expires_at=expires_at,
         limits=_limits(row, f"key {shown!r}", left_out),
@@ -140,11 +162,26 @@ def _say_of_budget(row: Mapping[str, Any], whose: str, left_out: list[str]) -> N
         )
 
 
-def _models(value: object) -> tuple[str, ...] | None:
+def _say_of_bounds(row: Mapping[str, Any], whose: str, left_out: list[str]) -> None:
+    metadata = row.get("metadata")
+    inside = cast("Mapping[str, Any]", metadata if isinstance(metadata, dict) else {})
+    found = [name for name in BOUNDS if row.get(name)] + [name for name in BOUNDS_IN_METADATA if inside.get(name)]
+    if found:
+        left_out.append(
+            f"{whose} has {', '.join(found)}, which mean nothing here; bound it in another way if it must be"
+        )
+
+
+def _models(value: object, whose: str, left_out: list[str]) -> tuple[str, ...] | None:
     listed = cast("list[object]", value) if isinstance(value, list) else []
-    names = tuple(str(each) for each in listed)
+    names = [str(each) for each in listed]
     # What LiteLLM's words for "everything" mean.
-    return None if not names or {"all-team-models", "all-proxy-models"} & set(names) else names
+    if not names or {"all-team-models", "all-proxy-models"} & set(names):
+        return None
+    usable = tuple(name for name in names if is_model_name(name))
+    if len(usable) < len(names):
+        left_out.append(f"{whose} may use models that cannot be called here; they are left out of its list")
+    return usable
 
 
 def _limits(row: Mapping[str, Any], whose: str, left_out: list[str]) -> tuple[tuple[LimitKind, int], ...]:

@@ -58,6 +58,8 @@ def filters(texts: Iterable[str]) -> dict[str, str]:
         if not equals:
             raise CallerError(f"must be written as team=search, found {text!r}")
         dimensions(name)
+        if not value.isprintable():
+            raise CallerError(f"what {name} must be has to be printable, found {value[:40]!r}")
         found[name] = value
     return found
 

@@ -5,17 +5,17 @@ Owners are written `organisation:lab`, `team:search`, `project:search/web` or `k
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal, TypeVar
 
 import msgspec
 
 from fairshare.accounts import periods
-from fairshare.accounts.kinds import KEY_ID_DIGITS, LARGEST_LIMIT, LONGEST_NAME, LimitKind
-from fairshare.accounts.litellm import Taken
+from fairshare.accounts.kinds import KEY_ID_DIGITS, LARGEST_LIMIT, LONGEST_NAME, LimitKind, is_model_name
+from fairshare.accounts.litellm import Taken, TakenKey
 from fairshare.accounts.periods import Period
-from fairshare.accounts.rights import Act, Actor, Role, allowed, check
+from fairshare.accounts.rights import Act, Actor, Forbidden, Role, allowed, check
 from fairshare.clock import Clock
 from fairshare.errors import CallerError
 from fairshare.storage.accounts import (
@@ -35,6 +35,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 Class = Literal["interactive", "batch"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ID = re.compile(rf"[0-9a-f]{{{KEY_ID_DIGITS}}}")
+"""Of a key or an operator. What is none is not asked of the store: PostgreSQL refuses some characters."""
+
+TAKE_OVER_SECONDS = 300.0
+"""How long taking over another system may take: a hundred thousand keys and their limits, all or none."""
+
+TAKEN_AT_ONCE = 500
 
 PARENT_KIND = {"organisation": None, "team": "organisation", "project": "team"}
 
@@ -86,6 +93,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     kind: str
     value: int
+    id: int
+    """Where a page of limits ends."""
 
 
 class Increase(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,18 +198,26 @@ class Accounts:
                 await change.remove(row, target=f"{kind}:{name}")
             await change.remove(node, target=f"{kind}:{name}")
 
-    async def nodes(self, actor: Actor, kind: str) -> list[Node]:
-        """The nodes of one kind that the actor may see, by name."""
+    # Lists are of what the actor may see, and that is what its role reaches. `limit`: at most so many; None: all.
+
+    async def nodes(self, actor: Actor, kind: str, *, limit: int | None = None, after: str = "") -> list[Node]:
+        """The nodes of one kind, by name; `after` a name."""
         tree = Tree(await self._store.all(NodeRow))
-        seen = [node for node in tree.nodes if node.kind == kind and allowed(actor, Act.SEE, node.id, tree.parents)]
-        return [tree.shown(node) for node in sorted(seen, key=lambda node: node.path)]
+        seen = sorted(
+            (node for node in tree.nodes if node.kind == kind and allowed(actor, Act.SEE, node.id, tree.parents)),
+            key=lambda node: node.path,
+        )
+        return [tree.shown(node) for node in seen if node.path > after][:limit]
 
     async def reach(self, actor: Actor) -> Node | None:
         """What an actor's role reaches; None: the whole site."""
         if actor.node_id is None:
             return None
         tree = Tree(await self._store.all(NodeRow))
-        return tree.shown(tree.by_id[actor.node_id])
+        node = tree.by_id.get(actor.node_id)
+        if node is None:
+            raise Forbidden(f"what {actor.name} reaches is not there any more")
+        return tree.shown(node)
 
     # ------------------------------------------------------------------ keys
 
@@ -249,6 +266,8 @@ class Accounts:
         async with self._changing(actor) as (change, tree):
             key = await self._live_key(change, key_id)
             check(actor, Act.KEYS, key.node_id, tree.parents)
+            if key.expires_at is not None and key.expires_at <= change.at:
+                raise Conflict(f"key {key.id} has expired; make a new one")
             ends_at = change.at + overlap_seconds
             for old in await change.all(SecretRow, key_id=key.id):
                 if old.expires_at is None or old.expires_at > ends_at:
@@ -268,11 +287,9 @@ class Accounts:
             new = msgspec.structs.replace(key, revoked_at=change.at, changed_in=change.version)
             await change.replace(key, new, target=f"key:{key.id}", action="revoke keys")
 
-    async def keys(self, actor: Actor, *, limit: int, after: str | None = None) -> list[Key]:
-        """Keys that the actor may see, by id; `after` an id."""
-        tree = Tree(await self._store.all(NodeRow))
-        seen = [node.id for node in tree.nodes if allowed(actor, Act.SEE, node.id, tree.parents)]
-        rows = await self._store.all(KeyRow, limit=limit, after=after, node_id=seen)
+    async def keys(self, actor: Actor, *, limit: int | None = None, after: str | None = None) -> list[Key]:
+        """Keys, by id; `after` an id."""
+        tree, rows = await self._listed(actor, KeyRow, limit, after)
         return [
             Key(
                 id=row.id,
@@ -291,7 +308,7 @@ class Accounts:
 
     async def take_over(self, actor: Actor, taken: Taken, *, organisation: str) -> None:
         """Make the teams, keys and limits of another system, all or none; what is there already is left as it is."""
-        async with self._changing(actor) as (change, tree):
+        async with self._changing(actor, patience_seconds=TAKE_OVER_SECONDS) as (change, tree):
             node = tree.node("organisation", organisation)
             check(actor, Act.INSIDE, node.id, tree.parents)
             team_ids: dict[str, int] = {}
@@ -310,26 +327,33 @@ class Accounts:
                 for kind, value in team.limits:
                     limit = LimitRow(kind=kind.value, value=value, node_id=team_ids[team.name])
                     await change.add(limit, target=target)
-            for key in taken.keys:
-                if await change.one(SecretRow, sha256=key.sha256) is not None:
-                    continue
-                if await change.one(KeyRow, id=key.id) is not None:
-                    raise Conflict(f"there already is another key {key.id}; take it out of the export")
-                target = f"key:{key.id}"
-                row = KeyRow(
-                    id=key.id,
-                    node_id=team_ids[key.team],
-                    service_class="interactive",
-                    models=_models(key.models),
-                    note=key.note,
-                    created_at=change.at,
-                    expires_at=key.expires_at,
-                    changed_in=change.version,
-                )
-                await change.add(row, target=target)
-                await change.add(SecretRow(sha256=key.sha256, key_id=key.id, created_at=change.at), target=target)
-                for kind, value in key.limits:
-                    await change.add(LimitRow(kind=kind.value, value=value, key_id=key.id), target=target)
+            for begin in range(0, len(taken.keys), TAKEN_AT_ONCE):
+                await self._take_over_keys(change, taken.keys[begin : begin + TAKEN_AT_ONCE], team_ids)
+
+    @staticmethod
+    async def _take_over_keys(change: Change, taken: Sequence[TakenKey], team_ids: Mapping[str, int]) -> None:
+        known = {row.sha256 for row in await change.all(SecretRow, sha256=[key.sha256 for key in taken])}
+        new = [key for key in taken if key.sha256 not in known]
+        for row in await change.all(KeyRow, id=[key.id for key in new]):
+            raise Conflict(f"there already is another key {row.id}; take it out of the export")
+        keys = [
+            KeyRow(
+                id=key.id,
+                node_id=team_ids[key.team],
+                service_class="interactive",
+                models=_models(key.models),
+                note=key.note,
+                created_at=change.at,
+                expires_at=key.expires_at,
+                changed_in=change.version,
+            )
+            for key in new
+        ]
+        secrets = [SecretRow(sha256=key.sha256, key_id=key.id, created_at=change.at) for key in new]
+        limits = [LimitRow(kind=kind.value, value=value, key_id=key.id) for key in new for kind, value in key.limits]
+        await change.add_many(keys, target=lambda key: f"key:{key.id}")
+        await change.add_many(secrets, target=lambda secret: f"key:{secret.key_id}")
+        await change.add_many(limits, target=lambda limit: f"key:{limit.key_id}")
 
     # ------------------------------------------------------------------ limits and budgets
 
@@ -349,16 +373,10 @@ class Accounts:
             else:
                 await change.replace(old, msgspec.structs.replace(old, value=value), target=owner)
 
-    async def limits(self, actor: Actor) -> list[Limit]:
-        """The limits that the actor may see."""
-        rules = await self._store.rules()
-        tree = Tree(rules.nodes)
-        keys = await self._keys_named([row.key_id for row in rules.limits])
-        return [
-            Limit(owner=tree.owner_name(row), kind=row.kind, value=row.value)
-            for row in rules.limits
-            if allowed(actor, Act.SEE, _node_of(row, keys), tree.parents)
-        ]
+    async def limits(self, actor: Actor, *, limit: int | None = None, after: int | None = None) -> list[Limit]:
+        """Limits, by id; `after` an id."""
+        tree, rows = await self._listed(actor, LimitRow, limit, after)
+        return [Limit(owner=tree.owner_name(row), kind=row.kind, value=row.value, id=row.id) for row in rows]
 
     async def add_budget(
         self,
@@ -382,6 +400,9 @@ class Accounts:
                 raise CallerError(f"an amount must be between 0 and 1e18 cost units, found {amount:g}")
         if hard_cost_units is not None and soft_cost_units is not None and soft_cost_units > hard_cost_units:
             raise CallerError(f"the soft amount {soft_cost_units:g} is above the hard one, {hard_cost_units:g}")
+        _models(None if model is None else [model])
+        if tag is not None:
+            _check_name(tag, "tag")
         if borrow_over_soft and (soft_cost_units is None or owner.startswith("key:") or model or tag):
             raise CallerError(
                 "only a budget with a soft amount, over all models and tags, and not of a key, can make its owner "
@@ -391,9 +412,8 @@ class Accounts:
             node_id, key_id = await self._bounded(actor, change, tree, owner)
             row = await change.add(
                 BudgetRow(
-                    # SQLite would give the number of the last budget again once that is removed; other replicas may
-                    # still count for it.
-                    id=change.version,
+                    # Other replicas may still count for a budget that was removed.
+                    id=await change.unused_id(BudgetRow),
                     period=period.value,
                     time_zone=time_zone,
                     soft_cost_units=soft_cost_units,
@@ -426,11 +446,13 @@ class Accounts:
                 IncreaseRow(budget_id=row.id, cost_units=cost_units, until=until), target=tree.owner_name(row)
             )
 
-    async def budgets(self, actor: Actor) -> list[Budget]:
-        """The budgets that the actor may see."""
-        rules = await self._store.rules()
-        tree = Tree(rules.nodes)
-        keys = await self._keys_named([row.key_id for row in rules.budgets])
+    async def budgets(self, actor: Actor, *, limit: int | None = None, after: int | None = None) -> list[Budget]:
+        """Budgets, by id; `after` an id."""
+        tree, rows = await self._listed(actor, BudgetRow, limit, after)
+        increases: dict[int, list[Increase]] = {}
+        for each in await self._store.all(IncreaseRow):
+            more = Increase(cost_units=each.cost_units, until=each.until)
+            increases.setdefault(each.budget_id, []).append(more)
         return [
             Budget(
                 id=row.id,
@@ -442,14 +464,9 @@ class Accounts:
                 soft_cost_units=row.soft_cost_units,
                 hard_cost_units=row.hard_cost_units,
                 borrow_over_soft=row.borrow_over_soft,
-                increases=tuple(
-                    Increase(cost_units=each.cost_units, until=each.until)
-                    for each in rules.increases
-                    if each.budget_id == row.id
-                ),
+                increases=tuple(increases.get(row.id, ())),
             )
-            for row in rules.budgets
-            if allowed(actor, Act.SEE, _node_of(row, keys), tree.parents)
+            for row in rows
         ]
 
     # ------------------------------------------------------------------ operators and audit
@@ -474,16 +491,18 @@ class Accounts:
 
     async def revoke_operator(self, actor: Actor, operator_id: str) -> None:
         async with self._changing(actor) as (change, tree):
-            row = await change.one(OperatorRow, id=operator_id, revoked_at=None)
+            row = None
+            if _ID.fullmatch(operator_id):
+                row = await change.one(OperatorRow, id=operator_id, revoked_at=None)
             if row is None:
-                raise NotThere(f"there is no operator {operator_id!r}")
+                raise NotThere(f"there is no operator {operator_id[:80]!r}")
             check(actor, Act.INSIDE, row.node_id, tree.parents)
             new = msgspec.structs.replace(row, revoked_at=change.at)
             await change.replace(row, new, target=f"operator:{row.id}", action="revoke operators")
 
-    async def operators(self, actor: Actor) -> list[Operator]:
-        rules = await self._store.rules()
-        tree = Tree(rules.nodes)
+    async def operators(self, actor: Actor, *, limit: int | None = None, after: str | None = None) -> list[Operator]:
+        """Operators, by id; `after` an id."""
+        tree, rows = await self._listed(actor, OperatorRow, limit, after, revoked_at=None)
         return [
             Operator(
                 id=row.id,
@@ -492,8 +511,7 @@ class Accounts:
                 note=row.note,
                 created_at=row.created_at,
             )
-            for row in rules.operators
-            if allowed(actor, Act.SEE, row.node_id, tree.parents)
+            for row in rows
         ]
 
     async def audit(self, actor: Actor, *, limit: int, after: int | None = None) -> list[AuditRow]:
@@ -504,8 +522,10 @@ class Accounts:
     # ------------------------------------------------------------------ inside
 
     @asynccontextmanager
-    async def _changing(self, actor: Actor) -> "AsyncGenerator[tuple[Change, Tree]]":
-        async with self._store.changing(actor=actor.name, at=self._wall()) as change:
+    async def _changing(
+        self, actor: Actor, *, patience_seconds: float | None = None
+    ) -> "AsyncGenerator[tuple[Change, Tree]]":
+        async with self._store.changing(actor=actor.name, at=self._wall(), patience_seconds=patience_seconds) as change:
             yield change, Tree(await change.all(NodeRow))
 
     def _secret(self) -> tuple[str, str]:
@@ -514,9 +534,9 @@ class Accounts:
 
     @staticmethod
     async def _live_key(change: Change, key_id: str) -> KeyRow:
-        key = await change.one(KeyRow, id=key_id)
+        key = await change.one(KeyRow, id=key_id) if _ID.fullmatch(key_id) else None
         if key is None:
-            raise NotThere(f"there is no key {key_id!r}")
+            raise NotThere(f"there is no key {key_id[:80]!r}")
         if key.revoked_at is not None:
             raise Conflict(f"key {key_id} is revoked")
         return key
@@ -539,10 +559,12 @@ class Accounts:
         await self._bounded(actor, change, tree, tree.owner_name(row))
         return row
 
-    async def _keys_named(self, key_ids: Sequence[str | None]) -> dict[str, int]:
-        """Key id → its node."""
-        wanted = [key_id for key_id in key_ids if key_id is not None]
-        return {row.id: row.node_id for row in await self._store.all(KeyRow, id=wanted)} if wanted else {}
+    async def _listed(
+        self, actor: Actor, of: type[T], limit: int | None, after: object, **equal: object
+    ) -> "tuple[Tree, list[T]]":
+        """Rows of what an actor's role reaches, in the order of their ids, and the tree that names their owners."""
+        rows, nodes = await self._store.owned(of, within=actor.node_id, limit=limit, after=after, **equal)
+        return Tree(nodes), rows
 
 
 class Tree:
@@ -561,7 +583,7 @@ class Tree:
         """Raises `NotThere`."""
         node = self.find(kind, name)
         if node is None:
-            raise NotThere(f"there is no {kind} {name!r}")
+            raise NotThere(f"there is no {kind} {name[:80]!r}")
         return node
 
     def owner(self, owner: str) -> NodeRow:
@@ -602,15 +624,11 @@ class Tree:
         return chain
 
 
-def _node_of(row: LimitRow | BudgetRow, keys: dict[str, int]) -> int | None:
-    return row.node_id if row.key_id is None else keys.get(row.key_id)
-
-
 def _models(models: Sequence[str] | None) -> tuple[str, ...] | None:
     if models is None:
         return None
     for model in models:
-        if not model or not model.isprintable() or len(model) > 256:
+        if not is_model_name(model):
             raise CallerError("a model's name must be 1 to 256 printable characters")
     return tuple(dict.fromkeys(models))
 

@@ -86,7 +86,7 @@ def add(
 
 def show(config: ConfigOption = CONFIG) -> None:
     """Show every key of the store, without what it shows."""
-    keys = with_accounts(config, lambda accounts, actor: accounts.keys(actor, limit=100_000))
+    keys = with_accounts(config, lambda accounts, actor: accounts.keys(actor))
     show_table(
         ("key", "owner", "class", "models", "tag", "note", "expires", "revoked", "last used"),
         (

@@ -5,7 +5,7 @@ One task looks for changes twice a second. While the store is away, what was rea
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from math import isinf
 from typing import NamedTuple, assert_never
 
@@ -19,7 +19,7 @@ from fairshare.gateway.identity import Identity
 from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.ports import RequestRecord
 from fairshare.gateway.status import BudgetStatus
-from fairshare.storage.accounts import AccountStore, LiveKey, Rules
+from fairshare.storage.accounts import AccountStore, LimitRow, LiveKey, Rules
 from fairshare.storage.database import StoreUnavailable
 from fairshare.storage.ledger import LedgerStore
 from fairshare.wire.problems import (
@@ -45,8 +45,8 @@ class _Seen(NamedTuple):
 
     identity: Identity
     sha256: bytes
-    version: int
-    """Of the store, when `identity` was made."""
+    taken: int
+    """How often rules had been taken when `identity` was made."""
 
 
 class LiveAccounts:
@@ -73,10 +73,12 @@ class LiveAccounts:
         self._told = told
         self._gate = Gate(told=self._tell)
         self._fleet: Fleet | None = None
-        self._version = -1
-        self._keys_version = 0
+        self._rules: Rules | None = None
+        self._taken = 0
+        """How often rules were taken."""
         self._generation = accounts.generation
         self._tree = Tree(())
+        self._teams: tuple[str, ...] = ()
         self._operators: dict[bytes, Actor] = {}
         self._live: dict[bytes, LiveKey] = {}
         self._identities: dict[bytes, tuple[Identity, float]] = {}
@@ -84,7 +86,7 @@ class LiveAccounts:
         self._by_key_id: dict[str, _Seen] = {}
         """Key id → what was shown for it last. Of requests that run when their key ends, the owner stays known."""
         self._is_away = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------ directory
 
@@ -95,7 +97,7 @@ class LiveAccounts:
             if found is None:
                 return None
             self._identities[sha256] = found
-            self._by_key_id[found[0].key_id] = _Seen(found[0], sha256, self._version)
+            self._by_key_id[found[0].key_id] = _Seen(found[0], sha256, self._taken)
         identity, ends_at = found
         return identity if self._wall() < ends_at else None
 
@@ -109,16 +111,16 @@ class LiveAccounts:
         seen = self._by_key_id.get(key_id)
         if seen is None:
             return None
-        if seen.version != self._version:
+        if seen.taken != self._taken:
             # One by one: a site's hundred thousand keys at once would keep the event loop for most of a second.
             found = self._identified(seen.sha256)
-            seen = _Seen(seen.identity if found is None else found[0], seen.sha256, self._version)
+            seen = _Seen(seen.identity if found is None else found[0], seen.sha256, self._taken)
             self._by_key_id[key_id] = seen
         return seen.identity
 
-    def teams(self) -> list[str]:
-        """Every team of the store."""
-        return [node.path for node in self._tree.nodes if node.kind == "team"]
+    def teams(self) -> tuple[str, ...]:
+        """Every team of the store; the same object until there are others."""
+        return self._teams
 
     def operator(self, sha256: bytes) -> Actor | None:
         """Who has a role, by the SHA-256 of the key that they show."""
@@ -133,14 +135,15 @@ class LiveAccounts:
         model: str,
         prompt_tokens: int,
         max_tokens: int | None,
+        slots: int,
         cost: CostWeights | None,
     ) -> Reservation:
-        """Let a request in. `cost`: what its pool charges; None: it is charged nothing.
+        """Let a request in. `max_tokens`: of each slot. `cost`: what its pool charges; None: it is charged nothing.
 
         Raises:
             RequestProblem: a limit or budget is in the way.
         """
-        completion_tokens = self._gate.expected_completion_tokens(model, max_tokens) if cost is not None else 0.0
+        completion_tokens = 0.0 if cost is None else self._gate.expected_completion_tokens(model, max_tokens, slots)
         usage = Usage(prompt_tokens, 0, round(completion_tokens))
         answer = self._gate.admit(
             identity.owners,
@@ -165,6 +168,7 @@ class LiveAccounts:
                 tag=identity.tag,
                 cost_units=record.cost_units,
                 completion_tokens=record.completion_tokens,
+                slots=record.slots,
                 now=self._wall(),
             )
 
@@ -187,12 +191,13 @@ class LiveAccounts:
     async def start(self) -> None:
         """Read everything, and look for changes from now on. A store that does not answer is asked again."""
         await self._look()
-        self._task = asyncio.create_task(self._keep_looking())
+        await self._count()
+        self._tasks = [asyncio.create_task(self._keep(do)) for do in (self._look, self._count)]
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def finding(self) -> str | None:
         """What is wrong, for the status page."""
@@ -200,19 +205,19 @@ class LiveAccounts:
             return "Keys, limits and budgets are as they were read last: the store does not answer."
         return None
 
-    async def _keep_looking(self) -> None:
+    @staticmethod
+    async def _keep(do: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            await self._look()
+            await do()
 
     async def _look(self) -> None:
+        """Follow what was changed in the store."""
         try:
+            last = self._rules
             version = await self._accounts.version()
-            if version != self._version or self._accounts.generation != self._generation:
+            if last is None or version != last.version or self._accounts.generation != self._generation:
                 await self._load()
-            await self._count_budgets()
-            if self._fleet is not None:
-                await self._say_what_is_written(self._fleet)
             if self._is_away:
                 self._is_away = False
                 log.warning("The store answers again; keys, limits and budgets are up to date.")
@@ -225,14 +230,26 @@ class LiveAccounts:
             log.exception("Reading the accounts failed inside fairshare; what was read last stays in force.")
         self._ticked()
 
+    async def _count(self) -> None:
+        """Follow what budgets were charged. Apart, as it may wait long for the account, and a revoked key must not."""
+        try:
+            await self._count_budgets()
+            if self._fleet is not None:
+                await self._say_what_is_written(self._fleet)
+        except StoreUnavailable:
+            pass  # it is told by whoever looks for changes, and by the ledger
+        except Exception:
+            log.exception("Counting budgets failed inside fairshare; they count what was charged here meanwhile.")
+
     async def _load(self) -> None:
-        generation = self._accounts.generation
-        rules = await self._accounts.rules()
+        last, generation = self._rules, self._accounts.generation
+        rules = await self._accounts.rules(last if generation == self._generation else None)
         # Another file, or an older backup: what is not in it does not hold any more.
-        is_other = generation != self._generation or rules.version < self._version
+        is_other = rules.limits_changed is None
+        tree = self._tree if last is not None and rules.nodes is last.nodes else Tree(rules.nodes)
         keys = {} if is_other else self._live
         # Newer keys than these rules may come along; the next look reads them again.
-        async for page in self._accounts.keys_changed(since=0 if is_other else self._keys_version):
+        async for page in self._accounts.keys_changed(since=0 if is_other or last is None else last.version):
             for live in page:
                 sha256 = bytes.fromhex(live.sha256)
                 if live.key.revoked_at is None:
@@ -240,20 +257,47 @@ class LiveAccounts:
                 else:
                     keys.pop(sha256, None)
                 self._identities.pop(sha256, None)
+        if rules.limits_changed is None:
+            await self._read_limits(tree)
+        else:
+            for changed in rules.limits_changed:
+                self._bound(changed.id, changed.row, tree)
         self._live, self._generation = keys, generation
-        self._take(rules)
+        self._take(rules, tree)
 
-    def _take(self, rules: Rules) -> None:
-        self._tree = Tree(rules.nodes)
-        self._gate.load(rules, self._wall())
+    async def _read_limits(self, tree: Tree) -> None:
+        gone = self._gate.limits()
+        async for page in self._accounts.limits():
+            for row in page:
+                gone.discard(row.id)
+                self._bound(row.id, row, tree)
+        for limit_id in gone:
+            self._gate.unbound(limit_id)
+
+    def _bound(self, limit_id: int, row: LimitRow | None, tree: Tree) -> None:
+        # A limit of a node that is newer than the rules comes again with the next look.
+        if row is not None and (row.node_id is None or row.node_id in tree.by_id):
+            self._gate.bound(row, tree.owner_name(row))
+        else:
+            self._gate.unbound(limit_id)
+
+    def _take(self, rules: Rules, tree: Tree) -> None:
+        """All that is not a key or a limit, as far as it is other than before."""
+        last, self._rules, now = self._rules, rules, self._wall()
+        self._taken += 1
+        if tree is not self._tree:
+            self._tree = tree
+            self._teams = tuple(node.path for node in tree.nodes if node.kind == "team")
+            self._identities.clear()
+        if last is None or (rules.nodes, rules.budgets, rules.increases) != (last.nodes, last.budgets, last.increases):
+            self._gate.load(rules, now)
         if self._fleet is not None:
-            self._fleet.rules_changed(self._wall())
-        self._operators = {
-            bytes.fromhex(row.sha256): Actor(name=f"operator {row.id}", role=Role(row.role), node_id=row.node_id)
-            for row in rules.operators
-        }
-        self._identities.clear()
-        self._version = self._keys_version = rules.version
+            self._fleet.rules_changed(now)
+        if last is None or rules.operators is not last.operators:
+            self._operators = {
+                bytes.fromhex(row.sha256): Actor(name=f"operator {row.id}", role=Role(row.role), node_id=row.node_id)
+                for row in rules.operators
+            }
 
     async def _count_budgets(self) -> None:
         """Learn what budgets that are new here were charged already, and by replicas that are."""

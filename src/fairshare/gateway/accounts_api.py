@@ -156,10 +156,21 @@ class Asked:
 
     @property
     def limit(self) -> int:
-        text = self.query.get("limit", "100")
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_PAGE:
-            raise CallerError(f"limit must be between 1 and {MAX_PAGE}, found {text[:20]!r}")
-        return int(text)
+        limit = self.number("limit", self.query.get("limit", "100"))
+        if not 1 <= limit <= MAX_PAGE:
+            raise CallerError(f"limit must be between 1 and {MAX_PAGE}, found {limit}")
+        return limit
+
+    @property
+    def after(self) -> str:
+        text = self.query.get("after", "")
+        if not text.isprintable():
+            raise CallerError("after must be the `next` of the page before")
+        return text
+
+    @property
+    def after_number(self) -> int | None:
+        return self.number("after", self.after) if self.after else None
 
     def number(self, name: str, text: str) -> int:
         if not text.isascii() or not text.isdigit() or len(text) > 15:
@@ -181,32 +192,36 @@ class Operation:
 
 
 KINDS = {"organisations": "organisation", "teams": "team", "projects": "project"}
+PAGED = ("limit", "after")
 
 OPERATIONS: tuple[Operation, ...] = (
     *(
         operation
         for plural, kind in KINDS.items()
+        for article in ["an" if kind == "organisation" else "a"]
         for operation in (
-            Operation("GET", f"/api/v1/{plural}", f"Every {kind} that the caller may see.", None, list[Node]),
-            Operation("POST", f"/api/v1/{plural}", f"Add a {kind}.", NewNode, Node),
+            Operation("GET", f"/api/v1/{plural}", f"Every {kind}, by name.", None, list[Node], PAGED),
+            Operation("POST", f"/api/v1/{plural}", f"Add {article} {kind}.", NewNode, Node),
             Operation("PUT", f"/api/v1/{plural}/{{name}}/models", f"Which models the {kind} may use.", Models, Node),
-            Operation("DELETE", f"/api/v1/{plural}/{{name}}", f"Remove a {kind} with nothing in it.", None, None),
+            Operation(
+                "DELETE", f"/api/v1/{plural}/{{name}}", f"Remove {article} {kind} with nothing in it.", None, None
+            ),
         )
     ),
-    Operation("GET", "/api/v1/keys", "Keys, by id.", None, list[Key], ("limit", "after")),
+    Operation("GET", "/api/v1/keys", "Keys, by id.", None, list[Key], PAGED),
     Operation("POST", "/api/v1/keys", "Make a key; it is shown this once.", KeyWanted, NewKey),
     Operation("POST", "/api/v1/keys/{id}/rotate", "Give a key something new to show.", Rotation, NewKey),
     Operation("DELETE", "/api/v1/keys/{id}", "Revoke a key.", None, None),
-    Operation("GET", "/api/v1/limits", "Every limit.", None, list[Limit]),
+    Operation("GET", "/api/v1/limits", "Limits, by id.", None, list[Limit], PAGED),
     Operation("PUT", "/api/v1/limits", "Set a limit, or take it away.", LimitWanted, None),
-    Operation("GET", "/api/v1/budgets", "Every budget.", None, list[Budget]),
+    Operation("GET", "/api/v1/budgets", "Budgets, by id.", None, list[Budget], PAGED),
     Operation("POST", "/api/v1/budgets", "Add a budget.", BudgetWanted, Made),
     Operation("POST", "/api/v1/budgets/{id}/increases", "More of a budget for a time.", IncreaseWanted, None),
     Operation("DELETE", "/api/v1/budgets/{id}", "Take a budget away.", None, None),
-    Operation("GET", "/api/v1/operators", "Who has which role.", None, list[Operator]),
+    Operation("GET", "/api/v1/operators", "Who has which role, by id.", None, list[Operator], PAGED),
     Operation("POST", "/api/v1/operators", "Give a role; its key is shown this once.", OperatorWanted, NewKey),
     Operation("DELETE", "/api/v1/operators/{id}", "Take a role away.", None, None),
-    Operation("GET", "/api/v1/audit", "Changes, newest first.", None, list[AuditRow], ("limit", "after")),
+    Operation("GET", "/api/v1/audit", "Changes, newest first.", None, list[AuditRow], PAGED),
     Operation(
         "GET",
         "/api/v1/report",
@@ -246,6 +261,10 @@ class AccountsApi:
         operation = methods.get("GET" if request.method == "HEAD" else request.method)
         assert operation is not None  # Starlette answers other methods
         try:
+            unknown = request.query_params.keys() - set(operation.query)
+            if unknown:
+                may = f"use {', '.join(operation.query)}" if operation.query else "there are none"
+                raise CallerError(f"{min(unknown)[:40]!r} is no query parameter here; {may}")
             body = await read_body(request, operation.body)
             asked = Asked(request.scope[ACTOR], dict(request.path_params), dict(request.query_params), body)
             answer = await self._do(operation, asked)
@@ -274,7 +293,7 @@ class AccountsApi:
             return await self._do_with_node(operation.method, KINDS[first], asked)
         match operation.method, first, rest:
             case "GET", "keys", "":
-                keys = await accounts.keys(actor, limit=asked.limit + 1, after=asked.query.get("after"))
+                keys = await accounts.keys(actor, limit=asked.limit + 1, after=asked.after)
                 return _page(keys, asked.limit, lambda key: key.id)
             case "POST", "keys", "":
                 values = msgspec.structs.asdict(body)
@@ -284,11 +303,13 @@ class AccountsApi:
             case "DELETE", "keys", _:
                 return await accounts.revoke_key(actor, asked.path["id"])
             case "GET", "limits", _:
-                return Page(await accounts.limits(actor))
+                limits = await accounts.limits(actor, limit=asked.limit + 1, after=asked.after_number)
+                return _page(limits, asked.limit, lambda limit: str(limit.id))
             case "PUT", "limits", _:
                 return await accounts.set_limit(actor, body.owner, body.kind, body.value)
             case "GET", "budgets", _:
-                return Page(await accounts.budgets(actor))
+                budgets = await accounts.budgets(actor, limit=asked.limit + 1, after=asked.after_number)
+                return _page(budgets, asked.limit, lambda budget: str(budget.id))
             case "POST", "budgets", "":
                 values = msgspec.structs.asdict(body)
                 return Made(await accounts.add_budget(actor, values.pop("owner"), **values))
@@ -298,16 +319,14 @@ class AccountsApi:
             case "DELETE", "budgets", _:
                 return await accounts.remove_budget(actor, asked.number("the budget", asked.path["id"]))
             case "GET", "operators", _:
-                return Page(await accounts.operators(actor))
+                operators = await accounts.operators(actor, limit=asked.limit + 1, after=asked.after)
+                return _page(operators, asked.limit, lambda operator: operator.id)
             case "POST", "operators", _:
                 return await accounts.add_operator(actor, role=body.role, reach=body.reach, note=body.note)
             case "DELETE", "operators", _:
                 return await accounts.revoke_operator(actor, asked.path["id"])
             case "GET", "audit", _:
-                after = asked.query.get("after")
-                rows = await accounts.audit(
-                    actor, limit=asked.limit + 1, after=None if after is None else asked.number("after", after)
-                )
+                rows = await accounts.audit(actor, limit=asked.limit + 1, after=asked.after_number)
                 return _page(rows, asked.limit, lambda row: str(row.id))
             case "GET", "report", _:
                 return await self._report(asked)
@@ -318,7 +337,8 @@ class AccountsApi:
         accounts, actor, body = self._accounts, asked.actor, asked.body
         match method:
             case "GET":
-                return Page(await accounts.nodes(actor, kind))
+                nodes = await accounts.nodes(actor, kind, limit=asked.limit + 1, after=asked.after)
+                return _page(nodes, asked.limit, lambda node: node.name)
             case "POST":
                 if body.organisation is not None and kind != "team":
                     raise CallerError(f"a {kind} is not added to an organisation; leave that out")

@@ -973,7 +973,8 @@ class DataPort:
                 identity,
                 model=model,
                 prompt_tokens=facts.estimated_prompt_tokens,
-                max_tokens=None if facts.max_tokens is None else facts.max_tokens * facts.slots,
+                max_tokens=facts.max_tokens,
+                slots=facts.slots,
                 cost=home.spec.cost if endpoint.takes_slots else None,
             )
         spec, arrived_at = home.spec, incoming.arrived_at

@@ -130,9 +130,16 @@ class Admission(Protocol):
     """Limits and budgets: whether a request may go on. Decides at once, on the event loop."""
 
     def admit(
-        self, identity: Identity, *, model: str, prompt_tokens: int, max_tokens: int | None, cost: CostWeights | None
+        self,
+        identity: Identity,
+        *,
+        model: str,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        slots: int,
+        cost: CostWeights | None,
     ) -> Reservation:
-        """Let a request in. `cost`: what its pool charges; None: it is charged nothing.
+        """Let a request in. `max_tokens`: of each slot. `cost`: what its pool charges; None: it is charged nothing.
 
         Raises:
             RequestProblem: a limit or budget is in the way.

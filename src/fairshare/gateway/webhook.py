@@ -45,8 +45,12 @@ _NEVER = (
     ipaddress.ip_network("168.63.129.16/32"),
     ipaddress.ip_network("192.0.0.0/24"),
     ipaddress.ip_network("fd00:ec2::/32"),
+    ipaddress.ip_network("fd00:42::42/128"),
+    ipaddress.ip_network("fd00:c1::a9fe:a9fe/128"),
+    ipaddress.ip_network("fd20:ce::254/128"),
     ipaddress.ip_network("fe80::/10"),
     ipaddress.ip_network("::/96"),
+    ipaddress.ip_network("::ffff:0:0:0/96"),
     ipaddress.ip_network("64:ff9b::/96"),
     ipaddress.ip_network("64:ff9b:1::/48"),
     ipaddress.ip_network("2002::/16"),
@@ -68,6 +72,8 @@ class Webhook:
     def __init__(self, spec: WebhookSpec, *, wall: Clock) -> None:
         self._spec = spec
         self._wall = wall
+        # Made once: reading the authorities that this machine trusts takes tens of milliseconds.
+        self._tls = ssl.create_default_context() if spec.url.lower().startswith("https:") else None
         self._waiting: asyncio.Queue[SoftPassed] = asyncio.Queue(MAX_WAITING)
         self._sending: SoftPassed | None = None
         self._task: asyncio.Task[None] | None = None
@@ -130,7 +136,7 @@ class Webhook:
         reader, writer = await asyncio.open_connection(
             address,
             port,
-            ssl=ssl.create_default_context() if secure else None,
+            ssl=self._tls,
             server_hostname=host if secure else None,
         )
         try:
