@@ -2,7 +2,8 @@
 
 import pytest
 
-from fairshare.core.decisions import BorrowOrder, Instance, Mode
+from fairshare.core.decisions import BorrowOrder, Instance, Mode, Request
+from fairshare.core.priority import Standing
 from support.desk import BATCH, Desk, borrow, hold, own
 
 HALVES = {"A": "1/2", "B": "1/2"}
@@ -168,6 +169,48 @@ def test_what_is_held_without_an_instance_is_sent_without_a_priority_when_one_co
     assert desk.queue.next_deadline() == 300.0
     assert desk.instance("e0", 2) == borrow("A", 3, 4)
     assert desk.sends["A3"].priority is None
+
+
+def test_what_is_held_may_be_cancelled_while_the_pool_observes() -> None:
+    desk = Desk(2, HALVES)
+    desk.submit("A", 4)
+    desk.instance("e0", 2, accepting=False)
+    desk.redispatch(Mode.OBSERVE)
+    assert desk.cancel("A3") == []
+    assert desk.instance("e0", 2) == ["borrow A4"]
+
+
+def test_the_seat_of_what_was_taken_back_before_the_pool_observes_is_free_when_its_abort_is_through() -> None:
+    desk = Desk(2, HALVES, seats=2)
+    desk.submit("A", 2)
+    assert desk.submit("B") == ["recall A2", "own B1"]
+    assert desk.redispatch(Mode.OBSERVE) == ["borrow A2"]
+    desk.aborted("A2")
+    desk.release("A1", "A2", "B1")
+    desk.redispatch()
+    desk.wait(5.0)
+    assert desk.submit("A", 2) == ["own A3", "borrow A4"]
+
+
+def test_what_begins_while_the_pool_observes_is_not_taken_back_after_it() -> None:
+    for begun, taken_back in ((["A1", "A2"], []), (["A1"], ["recall A2"])):
+        desk = Desk(2, HALVES, seats=2, mode=Mode.OBSERVE)
+        desk.submit("A", 2)
+        desk.first_byte(*begun)
+        desk.redispatch()
+        assert desk.submit("B") == [*taken_back, "own B1"]
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_what_a_pool_that_observes_adopts_is_taken_back_only_if_it_has_not_begun(began: bool) -> None:
+    adopted = Request(id="A1", team="A")
+    desk = Desk(2, {"B": 1}, seats=1, mode=Mode.OBSERVE)
+    desk.queue.adopted(adopted, instance_id="e0", priority=None, standing=Standing.BORROWING, began=began)
+    desk.submit("B")
+    assert desk.queue.snapshot().recalls_total == (0 if began else 1)
+    desk.release("B1")
+    desk.redispatch()
+    assert desk.submit("B") == [*([] if began else ["recall A1"]), "own B2"]
 
 
 def test_a_reload_to_an_observing_fallback_is_refused() -> None:
