@@ -130,7 +130,7 @@ async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat
         await gateway.start()
         if parent is not None:
             parent.say_ready()
-        _relieve_collector()
+        relieve_collector()
         reloads = asyncio.create_task(_reload_when_wanted(gateway, reload_wanted, settings.path, environ))
         await ending.wait()
         reloads.cancel()
@@ -148,7 +148,7 @@ def _tracing(spec: TracingSpec) -> "Tracing":
     return Tracing(spec)
 
 
-def _relieve_collector() -> None:
+def relieve_collector() -> None:
     """Keep the collector of cyclic garbage from going over everything again and again while requests come and go.
 
     Requests make hundreds of objects but no cycles, so all that it would find at its usual pace is nothing.
