@@ -1289,9 +1289,9 @@ def test_phantoms_of_the_fallback_pool_keep_guests_out() -> None:
 
 def test_a_guests_standing_goes_by_the_shares_that_the_fallback_pool_has_now() -> None:
     desk, spare = with_a_spare_pool()
-    desk.submit("A", 4)
-    spare.pool.set_shares(HALVES)
-    assert desk.submit("A", 2) == ["own A5 in spare", "borrow A6 in spare"]
+    assert desk.submit("A", 5)[-1] == "borrow A5 in spare"
+    spare.pool.set_shares({"A": 1})
+    assert desk.submit("A") == ["own A6 in spare"]
 
 
 def test_a_guest_that_is_taken_back_waits_in_its_own_queue() -> None:
