@@ -36,6 +36,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from fairshare.compose import relieve_collector
 from fairshare.core.decisions import Decision, DispatchQueue, Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
@@ -129,6 +130,7 @@ async def replica(job: Mapping[str, Any], measures: Mapping[str, "Measure"]) -> 
     replication.add("chat", fresh(("chat",), 1), MemberOptions(owner=OwnerOptions(longest_request_seconds=60.0)))
     await replication.wait_for_owners()
     asker = Asker(replication.queue("chat"))
+    relieve_collector()  # as a gateway does
     print(json.dumps({"role": replication.status("chat").role}), flush=True)
     commands: asyncio.Queue[str] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(sys.stdin, lambda: commands.put_nowait(sys.stdin.readline()))
@@ -479,6 +481,7 @@ def main() -> None:
     if arguments.replica:
         uvloop.run(replica(json.loads(arguments.replica), MEASURES))
         return
+    relieve_collector()
     signal.signal(signal.SIGTERM, stopped)
     parts = (arguments.part,) if arguments.part else ("decisions", "workers", "limit")
     result: dict[str, Any] = {

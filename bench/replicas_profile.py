@@ -35,6 +35,7 @@ from typing import Any, cast
 
 import uvloop
 
+from fairshare.compose import relieve_collector
 from fairshare.core.decisions import Request
 from fairshare.gateway.replication import CODECS, ReplicaSpec, Replication
 from fairshare.replicas.link import LENGTH_BYTES, TAG_BYTES, LinkOptions, PeerLink
@@ -688,6 +689,7 @@ def main() -> None:
     if arguments.echo:
         uvloop.run(echo(json.loads(arguments.echo)))
         return
+    relieve_collector()
     signal.signal(signal.SIGTERM, stopped)
     began = (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, Python {platform.python_version()}, load average "

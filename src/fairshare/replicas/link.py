@@ -181,23 +181,23 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         if self._received:
             buffer = self._received
             buffer += data
-        start = 0
+        start, size = 0, len(buffer)
         # A peer is asked for one thing after the other: nothing behind a wrong proof is looked at.
-        while not self.reason and len(buffer) - start >= LENGTH_BYTES:
-            length = int.from_bytes(buffer[start : start + LENGTH_BYTES])
+        while (begin := start + LENGTH_BYTES) <= size and not self.reason:
+            length = int.from_bytes(buffer[start:begin])
             if length > (MAX_FRAME_BYTES if self.is_up else MAX_HELLO_BYTES):
                 self.close(f"a frame of {length} bytes is too long")
                 break
-            end = start + LENGTH_BYTES + length
-            if len(buffer) < end:
+            end = begin + length
+            if end > size:
                 break
-            self._frame(bytes(buffer[start + LENGTH_BYTES : end]))
+            self._frame(bytes(buffer[begin:end]))
             start = end
         if self.reason:
             self._received.clear()
         elif isinstance(buffer, bytearray):
             del buffer[:start]
-        else:
+        elif start < size:
             self._received += buffer[start:]
 
     def connection_lost(self, exc: Exception | None) -> None:
