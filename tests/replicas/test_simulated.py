@@ -82,7 +82,7 @@ def most_late(seed: int) -> int:
 
     def looks() -> None:
         nonlocal most
-        most = max(most, world.within_share_slots()[0]["late"])
+        most = max(most, world.within_share_slots()["late"])
         if world.timeline.now < 20.0:
             world.timeline.after(0.01, looks)
 

@@ -20,8 +20,8 @@ def _must(holds: bool, what: str) -> None:
         raise BrokenPromise(what)
 
 
-def check(world: "World") -> None:
-    """After every step of a process."""
+def check(world: "World", stepped: "Node") -> None:
+    """After every step of a process, which has changed nothing of any other."""
     deciding: list[Node] = []
     for node in world.nodes:
         keeper, owner = node.member._keeper, node.member._owner
@@ -44,16 +44,17 @@ def check(world: "World") -> None:
                         world.inherited |= new - _late(world)
     if len(deciding) > 1:
         raise BrokenPromise(f"{[node.name for node in deciding]} decide at the same time")
-    found, alone = world.within_share_slots()
+    found = world.within_share_slots()
     capacity = sum(world.most_slots.values())
     if found["owner"] > capacity:
         raise BrokenPromise(
             f"{found['owner']} within-share slots were given by owners, the pools have {capacity} ({found})"
         )
-    for node, slots in zip(world.nodes, alone, strict=True):
-        if slots > node.part_slots:
-            raise BrokenPromise(f"{node.name} gave {slots} within-share slots alone, of {node.part_slots}")
-    if deciding and (owner := deciding[0].member._owner) is not None and not owner.is_gathering:
+    if stepped.alone_slots > stepped.part_slots:
+        raise BrokenPromise(
+            f"{stepped.name} gave {stepped.alone_slots} within-share slots alone, of {stepped.part_slots}"
+        )
+    if deciding == [stepped] and (owner := stepped.member._owner) is not None and not owner.is_gathering:
         _check_owner(world, owner)
 
 

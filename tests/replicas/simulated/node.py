@@ -75,6 +75,10 @@ class Node:
         self.calls: dict[str, Call] = {}
         self.charged: list[tuple[str, float]] = []
         """(team, cost units) of its requests that ended, in the order in which they did."""
+        self.alone_slots = 0
+        """Within-share grants that it sent without an owner and that are live, as of its last step."""
+        self.given_slots: Mapping[int, int] = {}
+        """The same of those that an owner decided: epoch → grants."""
         self.part_slots = 0
         """The most that it may give within share without an owner."""
         self._summed = (0, Counter[str]())
@@ -106,7 +110,19 @@ class Node:
             return
         do()
         self._arm()
+        self._count_slots()
         self.world.happened(self)
+
+    def _count_slots(self) -> None:
+        alone, given = 0, Counter[int]()
+        for call in self.calls.values():
+            # Not guests: whether one is within share is decided by whole slots, without turns.
+            if call.place == "sent" and call.standing is Standing.WITHIN_SHARE and not call.is_guest:
+                if call.degraded:
+                    alone += 1
+                else:
+                    given[call.epoch] += 1
+        self.alone_slots, self.given_slots = alone, given
 
     def pause(self) -> None:
         self.is_paused = True

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from fairshare.core.priority import ServiceClass, Standing
+from fairshare.core.priority import ServiceClass
 from fairshare.replicas.lease import LeaseOptions
 from fairshare.replicas.member import MemberOptions
 from fairshare.replicas.owner import OwnerOptions
@@ -125,7 +125,7 @@ class World:
         self.steps += 1
         from replicas.simulated.checks import check
 
-        check(self)
+        check(self, node)
 
     # ------------------------------------------------------------------ the run
 
@@ -340,22 +340,12 @@ class World:
 
     # ------------------------------------------------------------------ what is true
 
-    def within_share_slots(self) -> tuple[dict[str, int], list[int]]:
-        """Live within-share grants by where they come from; and each node's that it sent without an owner."""
+    def within_share_slots(self) -> dict[str, int]:
+        """Live within-share grants by where they come from."""
         found = {"owner": 0, "degraded": 0, "late": 0}
-        alone: list[int] = []
         for node in self.nodes:
-            is_inherited = node.name in self.inherited
-            degraded = 0
-            for call in node.calls.values():
-                # Not guests: whether one is within share is decided by whole slots, without turns.
-                if call.place == "sent" and call.standing is Standing.WITHIN_SHARE and not call.is_guest:
-                    if call.degraded:
-                        degraded += 1
-                    elif call.epoch < self.epoch and not is_inherited:
-                        found["late"] += 1
-                    else:
-                        found["owner"] += 1
-            found["degraded"] += degraded
-            alone.append(degraded)
-        return found, alone
+            found["degraded"] += node.alone_slots
+            for epoch, slots in node.given_slots.items():
+                is_late = epoch < self.epoch and node.name not in self.inherited
+                found["late" if is_late else "owner"] += slots
+        return found
