@@ -68,6 +68,7 @@ from fairshare.replicas.peers import PeerAddress, PeerTls
 from fairshare.replicas.replica import ReplicaOptions
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
+from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import Database, StoreUnavailable
 from fairshare.storage.history import HistoryStore
 from fairshare.storage.ledger import LedgerStore
@@ -612,7 +613,7 @@ class Gateway:
         )
         accounts = LiveAccounts(
             AccountStore(database),
-            self._ledger_store,
+            ConsumptionStore(database),
             ledger,
             configured=identities_of(self._spec.teams),
             wall=clock.wall,

@@ -23,8 +23,8 @@ from fairshare.gateway.options import Level
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
+from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import Database, StoreReplaced
-from fairshare.storage.ledger import LedgerStore
 from fairshare.wire.problems import RequestProblem
 from fairshare.wire.usage import CostWeights
 from gateway.rig import FakeClock
@@ -44,11 +44,17 @@ class Site:
             AccountStore(self.database), wall=self.wall, new_secret=lambda: f"fs-{path.name}-{next(numbers)}"
         )
         self.pool = Pool("chat", 4, {"search": "1"}, 0, self.wall)
-        self.ledger = Ledger(self.database, pools=lambda: {"chat": self.pool}, wall=self.wall, keep_seconds=1e9)
+        self.ledger = Ledger(
+            self.database,
+            pools=lambda: {"chat": self.pool},
+            wall=self.wall,
+            keep_seconds=1e9,
+            names=lambda key_id: self.live.names(key_id),
+        )
         self.ticks = 0
         self.live = LiveAccounts(
             AccountStore(self.database),
-            LedgerStore(self.database),
+            ConsumptionStore(self.database),
             self.ledger,
             configured=STATIC,
             wall=self.wall,
@@ -242,7 +248,37 @@ def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: 
         assert site.live.borrowing() == frozenset()
         running.end(12)
         site.finish(made.key, 7.0)
-        assert site.live.borrowing() == {"team:search"}
+        # Pools may share among projects.
+        assert site.live.borrowing() == {"team:search", "project:search/web"}
+
+    on(tmp_path, migrated_file, main)
+
+
+def test_many_budgets_are_counted_with_one_look_at_the_account_for_each_level_and_period(
+    tmp_path: Path, migrated_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float, int]] = []
+    since = ConsumptionStore.since
+
+    async def counted(self: ConsumptionStore, begins_at: float, *, values: set[str], **other: Any) -> Any:
+        asked.append((other["column"], begins_at, len(values)))
+        return await since(self, begins_at, values=values, **other)
+
+    async def main(site: Site) -> None:
+        for team in ("ads", "maps"):
+            await site.service.add_node(ROOT, "team", team, parent="lab")
+        keys = [(await site.service.add_key(ROOT, f"team:{team}")).key for team in ("search", "ads", "maps")]
+        await site.look()
+        for key, cost in zip(keys, (1.0, 2.0, 4.0), strict=True):
+            site.finish(key, cost)
+        for owner in ("team:search", "team:ads", "team:maps", "organisation:lab"):
+            await site.service.add_budget(ROOT, owner, period=Period.TOTAL, hard_cost_units=9.0)
+        await site.service.add_budget(ROOT, "team:ads", period=Period.TOTAL, hard_cost_units=9.0, model="big")
+        await site.service.add_budget(ROOT, "team:ads", period=Period.TOTAL, hard_cost_units=9.0, model="tiny")
+        monkeypatch.setattr(ConsumptionStore, "since", counted)
+        await site.look()
+        assert sorted(asked) == [("organisation", 0.0, 1), ("team", 0.0, 3)]
+        assert [budget.used for budget in site.live.budgets()] == [1.0, 2.0, 4.0, 7.0, 0.0, 2.0]
 
     on(tmp_path, migrated_file, main)
 

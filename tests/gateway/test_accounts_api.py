@@ -19,6 +19,7 @@ from fairshare.gateway.metrics import Metrics
 from fairshare.gateway.ports import Counters
 from fairshare.storage.accounts import AccountStore
 from fairshare.storage.address import SqliteFile
+from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import Database
 from fairshare.storage.ledger import LedgerStore
 from gateway.rig import FakeClock
@@ -36,7 +37,7 @@ class Site:
         secrets = (f"fs-secret-{number}" for number in range(100))
         self.service = Accounts(store, wall=wall, new_secret=lambda: next(secrets))
         ledger = Ledger(self.database, pools=dict, wall=wall, keep_seconds=1e9)
-        self.live = LiveAccounts(store, ledger_store, ledger, configured={}, wall=wall)
+        self.live = LiveAccounts(store, ConsumptionStore(self.database), ledger, configured={}, wall=wall)
         counters = Counters()
         app = admin_app(
             pools=lambda: (),

@@ -29,6 +29,7 @@ from fairshare.storage.accounts import (
     SecretRow,
 )
 from fairshare.storage.address import SqliteFile, StoreAddress
+from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew, StoreUnavailable
 from fairshare.storage.history import HistoryRow, HistoryStore
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
@@ -304,25 +305,31 @@ def test_an_export_is_in_pages_and_loses_nothing_where_times_are_equal(
     run(main)
 
 
-def test_what_was_consumed_is_counted_up_to_a_mark(run: Run) -> None:
+def test_what_was_charged_is_counted_up_to_marks_by_model_and_tag(run: Run) -> None:
     async def main(database: Database) -> None:
-        store = LedgerStore(database)
-        await store.write([row(1), row(2, model="big"), row(3, tag="nightly"), row(3, writer=9)], [], {}, now=0.0)
+        rows = [row(1), row(2, model="big"), row(3, tag="nightly"), row(3, writer=9), row(4, team="ads")]
+        await LedgerStore(database).write(rows, [], {}, now=0.0)
+        old = row(5, writer=7, tag="nightly", cost_units=2.0)
+        async with database.writing() as connection:
+            await connection.execute(insert(ledger).values(msgspec.structs.asdict(old)))
 
-        async def consumed(**other: Any) -> float:
-            asked: dict[str, Any] = {
-                "column": "team", "value": "search", "model": None, "tag": None, "since": 0.0,
-                "until": [Mark(1, 3)],
-            } | other  # fmt: skip
-            return await store.consumed(**asked)
+        async def consumed(
+            begins_at: float = 0.0, *values: str, column: str = "team", until: list[Mark] | None = None
+        ) -> list[tuple[str, str, float]]:
+            found = await ConsumptionStore(database).since(
+                begins_at, column=column, values=values or ("search",), until=until or []
+            )
+            return sorted((each.model, each.tag, each.cost_units) for of in found.values() for each in of)
 
-        assert await consumed() == 0.75
-        assert await consumed(until=[Mark(1, 4)]) == 1.0
-        assert await consumed(until=[Mark(1, 3), Mark(9, 3)]) == 0.5
-        assert await consumed(since=2.0) == 0.5
-        assert await consumed(model="big") == 0.25
-        assert await consumed(tag="nightly", until=[Mark(5, 0)]) == 0.25
-        assert await consumed(value="nobody") == 0.0
+        whole = [("big", "", 0.25), ("tiny", "", 0.5), ("tiny", "nightly", 0.25), ("tiny", "nightly", 2.0)]
+        assert await consumed() == whole
+        assert await consumed(until=[Mark(5, 0), Mark(1, 4)]) == whole
+        assert await consumed(until=[Mark(1, 3), Mark(7, 5)]) == [("big", "", 0.25), ("tiny", "", 0.5)]
+        assert await consumed(until=[Mark(1, 3), Mark(9, 3), Mark(7, 0)]) == [("big", "", 0.25), ("tiny", "", 0.25)]
+        assert await consumed(3.0) == [("tiny", "", 0.25), ("tiny", "nightly", 0.25), ("tiny", "nightly", 2.0)]
+        assert await consumed(3.5, "search", "ads") == [("tiny", "", 0.25), ("tiny", "nightly", 2.0)]
+        assert await consumed(3.5, "lab", column="organisation") == [("tiny", "", 0.25), ("tiny", "nightly", 2.0)]
+        assert await consumed(0.0, "nobody") == []
 
     run(main)
 
@@ -338,10 +345,10 @@ def test_a_month_that_was_rolled_up_adds_up_to_what_it_was(run: Run) -> None:
         assert await store.sums(begins_at=0, ends_at=100, by=DIMENSIONS) == before
         assert len(await exported(store)) == 20
         assert await store.oldest() == 1.0
-        mark = Mark(0, 0)
-        assert await store.consumed(
-            column="organisation", value="lab", model=None, tag=None, since=0.0, until=[mark]
-        ) == pytest.approx(7.5)
+        consumption = ConsumptionStore(database)
+        for begins_at, charged in ((0.0, 7.5), (10.0, 5.25), (11.0, 2.75)):  # a month counts whole or not at all
+            consumed = await consumption.since(begins_at, column="organisation", values=["lab"], until=[])
+            assert sum(each.cost_units for each in consumed["lab"]) == pytest.approx(charged)
         with pytest.raises(MonthsInTheWay):
             await store.sums(begins_at=15, ends_at=100, by=[])
         assert (await store.sums(begins_at=10, ends_at=20, by=[]))[0].requests == 10

@@ -10,8 +10,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import BigInteger, Connection, Float, Integer, LargeBinary, MetaData, Table, insert, select
 
 from fairshare.storage.address import SqliteFile, StoreAddress
+from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import MIGRATIONS, Database
-from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark
+from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore
 from fairshare.storage.schema import REVISION, ledger
 from support.storing import Run, row, running
 
@@ -141,11 +142,10 @@ def test_what_programs_of_older_versions_write_meanwhile_is_in_every_sum_once(ru
         assert await store.oldest() == 1.0
         before = await store.sums(begins_at=0, ends_at=3, by=DIMENSIONS)
         assert [(each.requests, each.cost_units, each.slot_seconds) for each in before] == [(2, 0.5, 4.0)]
-        for level, model in (("search", None), ("search", "tiny"), ("ads", None)):
-            charged = await store.consumed(
-                column="team", value=level, model=model, tag=None, since=0.0, until=[Mark(9, 0)]
-            )
-            assert charged == (0.5 if level == "search" else 0.0)
+        consumed = await ConsumptionStore(database).since(0.0, column="team", values=["search", "ads"], until=[])
+        assert {team: [(each.model, each.cost_units) for each in of] for team, of in consumed.items()} == {
+            "search": [("tiny", 0.25), ("tiny", 0.25)]
+        }
         assert await store.roll_up(begins_at=0, ends_at=3) == 2
         assert await exported() == []
         assert await store.sums(begins_at=0, ends_at=3, by=DIMENSIONS) == before

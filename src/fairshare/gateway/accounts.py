@@ -6,11 +6,11 @@ One task looks for changes twice a second. While the store is away, what was rea
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
-from math import isinf
+from math import fsum, isinf
 from typing import NamedTuple, assert_never
 
 from fairshare.accounts.fleet import Fleet
-from fairshare.accounts.gate import BudgetMeter, DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.gate import BudgetMeter, BudgetScan, DenialCode, Denied, Gate, Reservation, SoftPassed
 from fairshare.accounts.rights import Actor, Role
 from fairshare.accounts.service import Tree
 from fairshare.clock import Clock
@@ -20,8 +20,8 @@ from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.ports import RequestRecord
 from fairshare.gateway.status import BudgetStatus
 from fairshare.storage.accounts import AccountStore, LimitRow, LiveKey, Rules
+from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import StoreUnavailable
-from fairshare.storage.ledger import LedgerStore
 from fairshare.wire.problems import (
     BUDGET_EXHAUSTED,
     RATE_LIMITED,
@@ -35,6 +35,9 @@ log = logging.getLogger("fairshare.accounts")
 
 POLL_SECONDS = 0.5
 """How often it looks for changes; they are in force within a second."""
+
+COUNTED_AT_ONCE = 500
+"""Budgets whose sums one look at the account brings."""
 
 COLUMN_OF = {"key": "key_id", "project": "project", "team": "team", "organisation": "organisation"}
 """Kind of owner → column of the account."""
@@ -55,7 +58,7 @@ class LiveAccounts:
     def __init__(
         self,
         accounts: AccountStore,
-        ledger_store: LedgerStore,
+        consumption: ConsumptionStore,
         ledger: Ledger,
         *,
         configured: Mapping[bytes, Identity],
@@ -65,7 +68,7 @@ class LiveAccounts:
     ) -> None:
         """`ticked`: called after every look at the store, on the event loop. `told`: hears of soft budgets passed."""
         self._accounts = accounts
-        self._ledger_store = ledger_store
+        self._consumption = consumption
         self._ledger = ledger
         self._configured = dict(configured)
         self._wall = wall
@@ -178,8 +181,18 @@ class LiveAccounts:
         return [_shown(budget, now) for budget in self._gate.budgets(owners)]
 
     def borrowing(self) -> frozenset[str]:
-        """Owners (as `team:search`) that may only borrow now, because they are over a soft budget."""
-        return self._gate.borrowing(self._wall())
+        """Owners (as `team:search`) that may only borrow now: they, or what they belong to, are over a soft budget."""
+        over = self._gate.borrowing(self._wall())
+        if not over:
+            return over
+        names: set[str] = set()
+        below: set[int | None] = set()
+        for node in self._tree.nodes:  # by id, so that what a node belongs to comes before it
+            name = f"{node.kind}:{node.path}"
+            if name in over or node.parent_id in below:
+                names.add(name)
+                below.add(node.id)
+        return frozenset(names)
 
     def share(self, replica: str) -> Fleet:
         """Limits and budgets are counted together with other replicas from now on; this one has that name."""
@@ -301,20 +314,26 @@ class LiveAccounts:
 
     async def _count_budgets(self) -> None:
         """Learn what budgets that are new here were charged already, and by replicas that are."""
-        for budget in self._gate.unknown_budgets():
-            kind, _, name = budget.owner.partition(":")
-            # From these marks on requests are counted as they end, or as others say; up to them the store knows.
-            marks, scan = [self._ledger.mark(), *(() if self._fleet is None else self._fleet.marks())], budget.scan()
-            await self._ledger.flush()
-            consumed = await self._ledger_store.consumed(
-                column=COLUMN_OF[kind],
-                value=name,
-                model=budget.row.model,
-                tag=budget.row.tag,
-                since=budget.span.begins_at,
-                until=marks,
-            )
-            budget.scanned(scan, consumed)
+        unknown = self._gate.unknown_budgets()
+        if not unknown:
+            return
+        # From these marks on requests are counted as they end, or as others say; up to them the store knows.
+        marks = [self._ledger.mark(), *(() if self._fleet is None else self._fleet.marks())]
+        alike: dict[tuple[str, float], list[tuple[BudgetMeter, BudgetScan]]] = {}
+        for budget in unknown:
+            asked = COLUMN_OF[budget.owner.partition(":")[0]], budget.span.begins_at
+            alike.setdefault(asked, []).append((budget, budget.scan()))
+        await self._ledger.flush()
+        for (column, begins_at), budgets in alike.items():
+            for first in range(0, len(budgets), COUNTED_AT_ONCE):
+                some = budgets[first : first + COUNTED_AT_ONCE]
+                names = {budget.owner.partition(":")[2] for budget, _ in some}
+                consumed = await self._consumption.since(begins_at, column=column, values=names, until=marks)
+                for budget, scan in some:
+                    charged = consumed.get(budget.owner.partition(":")[2], ())
+                    budget.scanned(
+                        scan, fsum(each.cost_units for each in charged if budget.matches(each.model, each.tag))
+                    )
 
     async def _say_what_is_written(self, fleet: Fleet) -> None:
         """Others count from the store what this replica says to be there."""
