@@ -436,6 +436,7 @@ class Gateway:
         """Accept nothing more, and let what was accepted finish, up to the limit of the configuration."""
         self._serving = False
         limit_seconds = self._spec.limits.drain_seconds
+        drained_by = clock.monotonic() + limit_seconds
         log.info(
             "Draining: %d requests may take up to %g s more; a second signal ends at once.",
             self._driver.open_requests,
@@ -444,6 +445,9 @@ class Gateway:
         if self._replication is not None:
             self._replication.hand_over()
         await self._data_port.drain(limit_seconds)
+        if self._replication is not None:
+            # Nobody may own the pools now, while the store is away, say: what is left of the time is for that.
+            await self._replication.saved(drained_by - clock.monotonic())
 
     async def stop(self) -> None:
         """End everything. Afterwards nothing is in flight, held or listening."""

@@ -5,6 +5,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -15,7 +17,7 @@ from fairshare.core.pool import Pool
 from fairshare.gateway.replication import About, NotCleared, ReplicaSpec, Replication
 from fairshare.gateway.status import PoolStatus
 from fairshare.replicas.lease import LeaseOptions
-from fairshare.replicas.member import MemberOptions
+from fairshare.replicas.member import Member, MemberOptions, Role
 from fairshare.replicas.messages import Asked, Told
 from fairshare.replicas.owner import OwnerOptions
 from fairshare.replicas.peers import PeerAddress
@@ -35,6 +37,8 @@ OPTIONS = MemberOptions(
 
 LOOK_SECONDS = 0.01
 """Between two looks at what replicas do in real time."""
+
+LONG_SECONDS = 20.0
 
 SPREAD = MemberOptions(
     lease=LeaseOptions(lease_seconds=5.0, renew_every_seconds=1.0, poll_seconds=0.1),
@@ -217,6 +221,45 @@ def test_a_replica_that_decides_alone_says_why_it_reaches_nobody(
             await vanish(side)
 
     run(main)
+
+
+def test_one_that_goes_while_nobody_owns_waits_until_the_next_owner_has_saved_its_charges(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+            other.submit("a")
+            await other.has_sent("a")
+            await vanish(owner)
+            owner.sent.clear()
+            other.end("a", 5.0)
+            other.replication.hand_over()
+            assert not await other.replication.saved(0.01)
+            third = Side("third", tmp_path)
+            await third.start()
+            assert await other.replication.saved(LONG_SECONDS)
+            assert third.queue.pool.usage()[0]["search"] == 5.0
+            third.replication.hand_over()
+            await third.replication.stop()
+
+    run(main)
+
+
+def test_one_that_asks_again_and_again_whether_there_is_an_owner_says_once_that_it_decides_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (_, other):
+            ports = other.replication._of_pool["chat"]  # pyright: ignore[reportPrivateUsage]
+            member, status = ports.member, ports.member.status()
+            for role in (Role.WAITING, Role.DEGRADED, Role.WAITING, Role.DEGRADED, Role.WAITING, Role.FOLLOWER):
+                known = SimpleNamespace(role=role, pools=["chat"], status=lambda: status)
+                ports.member = cast(Member, known)
+                ports._say_role()  # pyright: ignore[reportPrivateUsage]
+            ports.member = member
+
+    with caplog.at_level(logging.INFO, "fairshare.replicas"):
+        run(main)
+    said = [line.split(" ")[0] for line in caplog.messages if "decides for chat now" in line or "alone" in line]
+    assert said == ["This", "Replica", "Nobody", "Replica"]
 
 
 async def saved_slots(side: Side, folder: Path) -> bool:

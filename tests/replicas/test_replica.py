@@ -6,7 +6,7 @@ from fairshare.core.decisions import DispatchQueue, Instance, Mode, Request, Sen
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.core.priority import Standing
-from fairshare.replicas.messages import Announce, Released, Sent, Welcome
+from fairshare.replicas.messages import Announce, Released, Resigned, Sent, Welcome
 from fairshare.replicas.replica import Replica, ReplicaOptions, ReplicaState
 
 
@@ -54,6 +54,16 @@ def test_however_much_it_served_alone_it_announces_one_charge_of_each_team() -> 
     assert alone.replica.unsaved_charges == 2
     charges = [(charge.number, charge.team, charge.cost_units) for charge in alone.announced()]
     assert charges == [(1999, "search", 2000.0), (2001, "ads", 1000.0)]
+
+
+def test_it_is_welcome_when_the_owner_has_answered_and_no_longer_when_that_one_resigns() -> None:
+    alone = Alone()
+    alone.announced()
+    assert not alone.replica.is_welcome
+    alone.replica.received([Welcome(1, 0, 2, (), alone.now, 10.0)])
+    assert alone.replica.is_welcome
+    alone.replica.received([Resigned(1)])
+    assert not alone.replica.is_welcome
 
 
 def test_what_one_owner_may_have_counted_goes_into_no_charge_that_the_next_one_hears_of() -> None:

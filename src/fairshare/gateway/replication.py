@@ -42,8 +42,9 @@ log = logging.getLogger("fairshare.replicas")
 SHORTEST_TIMER_SECONDS = 0.001
 """A deadline that rounding puts a moment too early must not spin the loop."""
 
-LAST_SAVE_SECONDS = 4.0
-"""How long a replica that ends waits for the last charges to be saved."""
+LAST_SAVE_SECONDS = 8.0
+"""How long a replica that ends waits at least for the last charges to be saved: if the owner is killed at this moment,
+until there is another one."""
 
 FIRST_OWNER_SECONDS = 8.0
 """How long a replica that starts waits for somebody to own its pools: longer than a lease lasts."""
@@ -277,11 +278,11 @@ class Replication:
             ports.member.drain()
             ports.rearm()
 
-    async def stop(self) -> None:
-        """Wait until what was charged here is saved, and end."""
+    async def saved(self, patience_seconds: float) -> bool:
+        """After `hand_over`: wait until all that was charged here is saved. False: it was not in time."""
         all_ports = set(self._of_pool.values())
         try:
-            async with asyncio.timeout(LAST_SAVE_SECONDS):
+            async with asyncio.timeout(patience_seconds):
                 while not all(ports.is_done for ports in all_ports):
                     for ports in all_ports:
                         if ports.member.owns and not ports.member.status().unsaved_charges:
@@ -289,8 +290,17 @@ class Replication:
                             ports.rearm()
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            lost = sum(ports.member.status().unsaved_charges for ports in all_ports)
-            log.error("%d charges of requests are lost: no owner saved them in time.", lost)
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Wait a little until what was charged here is saved, and end."""
+        all_ports = set(self._of_pool.values())
+        if not await self.saved(LAST_SAVE_SECONDS):
+            log.error(
+                "%d charges are lost to the usage of teams: no owner saved them in time.",
+                sum(ports.member.status().unsaved_charges for ports in all_ports),
+            )
         for ports in all_ports:
             ports.stop()
         tasks = [*self._calls, *self._tasks]
@@ -580,7 +590,8 @@ class _Ports:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_soon = False
-        self._role = Role.WAITING
+        self._role = self._said_role = Role.WAITING
+        """What it is, and what the log said last that it is."""
         self._said: tuple[str, int] | None = None
         """The owner, and its epoch, that the log named last."""
         self._has_begun = self._ended = False
@@ -667,12 +678,17 @@ class _Ports:
 
     def _say_role(self) -> None:
         """One log line for each change of what this replica is to its pools."""
-        role, before = self.member.role, self._role
-        if role is before:
+        role = self.member.role
+        if role is self._role:
             return
         self._role = role
+        if role in (Role.TAKING, Role.WAITING):
+            return  # for a moment; one that decides alone asks again and again whether there is an owner
+        before, self._said_role = self._said_role, role
         if role in (Role.OWNER, Role.FOLLOWER):
             self.settled.set()
+        elif role is before:
+            return
         status = self.member.status()
         pools = ", ".join(self.member.pools)
         if role in (Role.OWNER, Role.FOLLOWER):
@@ -693,8 +709,6 @@ class _Ports:
                 )
             case Role.NO_OWNER:
                 log.error("There was no owner of %s for too long: new requests are refused (no_owner).", pools)
-            case Role.TAKING | Role.WAITING:
-                log.debug("%s: %s", pools, role.value)
 
 
 def _lease(row: LeaseRow | None) -> Lease:

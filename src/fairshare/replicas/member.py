@@ -204,6 +204,8 @@ class Member:
         self._last_save: tuple[SaveCall, Estate] | None = None
         """To be made when the one that is open is answered."""
         self._save_at = 0.0
+        self._saved_state, self._saved_at = b"", -math.inf
+        """What this owner saved last, and when: the same again need not be."""
         self._is_draining = False
 
     # ------------------------------------------------------------------ what others may read
@@ -229,7 +231,7 @@ class Member:
             return Role.TAKING
         match self._replica.state:
             case ReplicaState.FOLLOWING:
-                return Role.FOLLOWER
+                return Role.FOLLOWER if self._replica.is_welcome else Role.WAITING
             case ReplicaState.WAITING:
                 return Role.WAITING
             case ReplicaState.DEGRADED:
@@ -387,6 +389,7 @@ class Member:
                 estate, self._saving = self._saving, None
                 is_current = call.epoch == self._keeper.epoch and self._keeper.decides(now)
                 if answer is True and estate is not None and self._owner is not None and is_current:
+                    self._saved_state, self._saved_at = call.state, now
                     self._owner.saved(estate, now)
                 if self._last_save is not None:
                     (last, self._saving), self._last_save = self._last_save, None
@@ -434,6 +437,7 @@ class Member:
         if now - at >= self._options.owner.gather_seconds:
             owner.does_not_wait_for(before)
         self._save_at = now
+        self._saved_state, self._saved_at = b"", -math.inf
         self._loop = Session(self._name, 0)
         self._sessions = {}
 
@@ -477,9 +481,12 @@ class Member:
     def _save(self, now: float) -> None:
         if self._owner is None:
             return
-        save, self._saving = self._state_of(self._owner, now)
         self._save_at = now + self._options.save_every_seconds
-        self._ports.call(save)
+        save, estate = self._state_of(self._owner, now)
+        # Every charge changes the state; without one the store can tell usage, which only decays, from what it has.
+        if save.state != self._saved_state or now >= self._saved_at + self._options.owner.show_every_seconds:
+            self._saving = estate
+            self._ports.call(save)
 
     def _state_of(self, owner: Owner, now: float) -> tuple[SaveCall, Estate]:
         used, estate = owner.legacy(now)

@@ -233,6 +233,11 @@ class Replica:
         return len(self._charges)
 
     @property
+    def is_welcome(self) -> bool:
+        """The owner that it asks is one: it has answered."""
+        return self.state is ReplicaState.FOLLOWING and self._is_welcome
+
+    @property
     def requests(self) -> int:
         """That have not ended."""
         return len(self._mine)
