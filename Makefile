@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
 .PHONY: compiled test-compiled pictures bench bench-core bench-ledger bench-prefix bench-replicas bench-replicas-profile bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
@@ -12,19 +13,29 @@ STAMP  := $(VENV)/.installed
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-run: $(STAMP) ## the demo: two engines, a gateway, two teams; Ctrl-C ends it
+run: $(DEMO) ## the demo: two engines, a gateway, two teams; Ctrl-C ends it
 	$(BIN)/fairshare demo
 
 test: check unit ## everything that must hold before a change lands
 
 venv: $(STAMP) ## the virtual environment with what the project and its tests need
 
-$(STAMP): requirements/check.txt pyproject.toml
+# The environment, with the versions of a list (the first prerequisite) and the project itself.
+define install
 	$(PYTHON) -c 'import sys; sys.exit("fairshare needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try: make PYTHON=python3.12 venv") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/check.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+endef
+
+# What the tests need is ten times what the program needs: who looks at the demo first does not wait for it.
+$(DEMO): requirements/run.txt pyproject.toml
+	$(install)
 	touch $@
+
+$(STAMP): requirements/check.txt pyproject.toml
+	$(install)
+	touch $(DEMO) $@
 
 check: $(STAMP) ## format, lint, types, imports
 	$(BIN)/ruff format --check .
