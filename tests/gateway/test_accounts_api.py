@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 
 from fairshare.accounts.rights import Actor
 from fairshare.accounts.service import Accounts
@@ -26,6 +28,25 @@ from gateway.rig import FakeClock
 from support.storing import row
 
 ADMIN = {"Authorization": "Bearer the-admin-key"}
+
+
+DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi()))
+
+
+def described(method: str, path: str, status: int) -> Draft202012Validator:
+    """What the document says of an answer."""
+    path = f"/api/v1/{path.partition('?')[0]}"
+    for template, operations in DOCUMENT["paths"].items():
+        if method.lower() in operations and re.fullmatch(re.sub(r"{\w+}", "[^?]+", template), path):
+            answers = operations[method.lower()]["responses"]
+            answer = answers.get(str(status)) or answers["default"]
+            assert status >= 400 or answer is not answers["default"], (method, path, status)
+            schema = answer["content"]["application/json"]["schema"] if "content" in answer else {"type": "null"}
+            break
+    else:
+        assert status >= 400, "what the document does not know is not answered"
+        schema = {"$ref": "#/components/schemas/Error"}
+    return Draft202012Validator({**schema, "components": DOCUMENT["components"]})
 
 
 class Site:
@@ -55,7 +76,9 @@ class Site:
     ) -> Any:
         answer = await self.client.request(method, f"/api/v1/{path}", json=body, headers=headers)
         assert answer.status_code == expect, answer.text
-        return answer.json() if answer.content else None
+        said = answer.json() if answer.content else None
+        described(method, path, answer.status_code).validate(said)
+        return said
 
     async def operator(self, role: str, reach: str) -> dict[str, str]:
         made = await self.ask("POST", "operators", {"role": role, "reach": reach}, expect=201)

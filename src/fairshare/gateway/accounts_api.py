@@ -3,7 +3,7 @@
 Who asks is in `scope["fairshare.actor"]`, put there by the admin port's guard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -57,6 +57,7 @@ LOCAL = "local"
 
 MAX_BODY_BYTES = 1 << 20
 MAX_PAGE = 1000
+USUAL_PAGE = 100
 _MEDIA_TYPES = {Form.JSON: "application/json", Form.CSV: "text/csv", Form.PARSABLE2: "text/plain"}
 """The forms of a report over HTTP."""
 
@@ -156,7 +157,7 @@ class Asked:
 
     @property
     def limit(self) -> int:
-        limit = self.number("limit", self.query.get("limit", "100"))
+        limit = self.number("limit", self.query.get("limit", str(USUAL_PAGE)))
         if not 1 <= limit <= MAX_PAGE:
             raise CallerError(f"limit must be between 1 and {MAX_PAGE}, found {limit}")
         return limit
@@ -428,6 +429,12 @@ def json_answer(body: bytes, *, status: int = 200, headers: dict[str, str] | Non
     return Response(body, status, media_type="application/json", headers=HEADERS | (headers or {}))
 
 
+_QUERY_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": USUAL_PAGE},
+    "format": {"enum": list(_MEDIA_TYPES), "default": Form.JSON},
+}
+
+
 def openapi() -> dict[str, Any]:
     """The OpenAPI 3.1 document of the operations."""
     kinds = [operation.body for operation in OPERATIONS if operation.body] + [
@@ -438,7 +445,12 @@ def openapi() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, schema_of)
-    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
+    inner: dict[str, Any] = {name: {"type": "string"} for name in ("message", "type", "code")} | {"param": {}}
+    error = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "object", "required": list(inner), "properties": inner}},
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "fairshare accounts", "version": version("fairshare")},
@@ -456,7 +468,10 @@ def _described(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     described: dict[str, Any] = {
         "summary": operation.what,
         "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-        + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in operation.query],
+        + [
+            {"name": name, "in": "query", "schema": _QUERY_SCHEMAS.get(name, {"type": "string"})}
+            for name in operation.query
+        ],
         "responses": {"default": {"description": "What is wrong.", **_content({"$ref": "#/components/schemas/Error"})}},
     }
     if operation.body is not None:
@@ -470,6 +485,9 @@ def _described(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
             schema = {"type": "object", "properties": {"data": schema, "next": next_page}, "required": ["data", "next"]}
         status = "201" if operation.method == "POST" else "200"
         described["responses"][status] = {"description": "The answer.", **_content(schema)}
+        if "format" in operation.query:
+            others = {kind: {"schema": {"type": "string"}} for kind in _MEDIA_TYPES.values()}
+            described["responses"][status]["content"] = others | described["responses"][status]["content"]
     return described
 
 
