@@ -113,6 +113,20 @@ def test_from_pass_to_hold_what_runs_above_the_whole_slots_holds_its_turn() -> N
     assert desk.release("A2", "A1") == ["own B2"]
 
 
+def test_after_hold_pass_and_hold_again_no_turn_is_given_until_fewer_are_held_than_there_are() -> None:
+    desk = Desk(3, HALVES)
+    assert desk.submit("B", 2) == own("B", 1, 2)  # B2 by the one turn
+    desk.redispatch(Mode.PASS)
+    assert desk.submit("A", 2) == own("A", 1, 2)  # pass rounds: A reserves 2 of the 3
+    assert desk.redispatch() == []
+    stat = desk.queue.snapshot()
+    assert (stat.turn_slots, stat.turns_taken) == (1, 2)
+    desk.submit("A")
+    desk.submit("B")
+    assert desk.release("B2") == []
+    assert desk.release("A2") == ["own A3"]
+
+
 @pytest.mark.parametrize("mode", [Mode.PASS, Mode.OBSERVE])
 def test_what_a_wide_request_was_owed_is_forgotten_with_it(mode: Mode) -> None:
     desk = Desk(4, HALVES)
