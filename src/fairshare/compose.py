@@ -591,6 +591,8 @@ class Gateway:
             if pool.half_life_seconds != spec.half_life_seconds:
                 pool.set_half_life(spec.half_life_seconds)
         self._driver.update_pool(spec)
+        if self._replication is not None:
+            self._replication.allow(spec.name, spec.timeouts.longest_request_seconds)
         await composed.keeper.reconfigure(spec)
         self._driver.capacity_changed(spec.name)
 

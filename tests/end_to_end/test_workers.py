@@ -116,6 +116,39 @@ def test_workers_are_replaced_without_a_failed_request_and_without_degraded_time
         assert gateway.pool()["replication"]["epoch"] > 1
 
 
+@pytest.mark.replicas
+def test_a_worker_that_hangs_is_replaced_all_the_same(tmp_path: Path, engine: EngineProcess) -> None:
+    with started(lambda: serving(site(tmp_path, engine, more="limits: {drain: 1s}"))) as gateway:
+        hangs, other = workers(gateway)
+        os.kill(hangs, signal.SIGSTOP)
+        gateway.signal(signal.SIGUSR2)
+        gateway.line(gateway.err, "Every worker was replaced")
+        assert not {hangs, other} & set(workers(gateway))
+        assert any(f"(process {hangs}) has not ended within 11 s and is killed" in line for line in gateway.err)
+        eventually(lambda: gateway.metric("fairshare_workers") == 2, "both places are taken")
+
+
+def test_what_a_gateway_left_that_was_killed_as_a_whole_is_removed_by_the_next(
+    tmp_path: Path, engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = site(tmp_path, engine)
+    with TemporaryDirectory(prefix="t-") as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        with started(lambda: serving(here)) as gateway:
+            (left,) = Path(temporary).iterdir()
+            processes = [gateway.pid, *workers(gateway)]
+            for pid in processes:
+                os.kill(pid, signal.SIGSTOP)  # nobody cleans up after another
+            for pid in processes:
+                os.kill(pid, signal.SIGKILL)
+        assert left.exists()
+        with started(lambda: serving(here)) as again:
+            assert not left.exists()
+            again.signal(signal.SIGTERM)
+            assert again.wait() == 0
+        assert not list(Path(temporary).iterdir())
+
+
 def test_the_first_workers_on_an_empty_folder_find_a_store_that_is_ready(tmp_path: Path, engine: EngineProcess) -> None:
     with started(lambda: serving(site(tmp_path, engine))) as gateway:
         assert gateway.pool()["replication"]["role"] == "owner"

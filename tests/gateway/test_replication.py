@@ -322,6 +322,24 @@ def test_phantoms_are_cleared_at_the_owner_whichever_replica_is_asked(tmp_path: 
     run(main)
 
 
+def test_phantoms_last_as_long_as_a_reload_allows_requests_to_run_and_never_less_than_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two(tmp_path) as (owner, other):
+            other.submit("lost")
+            await other.has_sent("lost")
+            for seconds in (3600.0, 1.0):
+                owner.replication.allow("chat", seconds)
+            await vanish(other)
+            other.sent.clear()
+            await until(lambda: owner.replication.status("chat").phantom_slots, every_seconds=LOOK_SECONDS)
+            member = owner.replication._of_pool["chat"].member  # pyright: ignore[reportPrivateUsage]
+            decides = member._owner  # pyright: ignore[reportPrivateUsage]
+            assert decides is not None
+            assert 3590.0 < decides.legacy(monotonic())[1].silent_seconds["other"] <= 3600.0
+
+    run(main)
+
+
 def test_why_phantoms_are_not_cleared_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairshare.gateway.replication.ANSWER_SECONDS", 0.1)
 

@@ -251,6 +251,10 @@ class Replication:
         finally:
             del self._asked[number]
 
+    def allow(self, pool: str, longest_request_seconds: float) -> None:
+        """See `Member.allow`: what is not heard of counts as phantoms for so long."""
+        self._of_pool[pool].member.allow(longest_request_seconds)
+
     def tell_configured(self) -> None:
         """The configuration changed here."""
         for peer in self._links:

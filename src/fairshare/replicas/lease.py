@@ -19,6 +19,8 @@ class LeaseOptions:
     """Also between two tries when the store fails."""
     poll_seconds: float = 0.5
     """How often a replica that does not own looks whether the lease is free."""
+    calm_poll_seconds: float = 2.0
+    """The same while the owner answers it: a link that is lost, or an owner that resigns, tells sooner."""
     reluctant_seconds: float = 1.0
     """A replica that is going takes a lease that nobody else wanted for so long: somebody must count what ends."""
     margin_seconds: float = 0.5
@@ -227,6 +229,11 @@ class Keeper:
         """The owner seems to be gone or said so: ask the store at once."""
         if self.role is not Role.OWNER:
             self._next_call_at = min(self._next_call_at, now)
+
+    def calm(self, lease: Lease, now: float) -> None:
+        """The owner of the lease that was just read answers on its link: the store need not be asked so often."""
+        wait = min(self._options.calm_poll_seconds, lease.left_seconds)
+        self._next_call_at = max(self._next_call_at, now + wait)
 
     def resign(self, now: float) -> list[LeaseEvent]:
         """Give the lease back, and take it again only if nobody else does: this replica is going."""

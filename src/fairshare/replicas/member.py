@@ -6,7 +6,7 @@ last thing that a step does.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -379,6 +379,8 @@ class Member:
                 lease = answer if isinstance(answer, Lease) else None
                 self._is_declined = self._is_declined and lease is None
                 self._took(self._keeper.answered(call.call, self._lease_called_at, lease, now), now)
+                if lease is not None and self._joined == lease.owner and self._welcome_until == math.inf:
+                    self._keeper.calm(lease, now)
             case LoadCall():
                 self._loading = False
                 self._load_at = now + self._options.lease.poll_seconds
@@ -396,6 +398,15 @@ class Member:
                     self._ports.call(last)
         self._join(now)
         self._finish(self._replica.settle())
+
+    def allow(self, longest_request_seconds: float) -> None:
+        """Requests may run for so long from now on, and those that run for as long as was allowed before."""
+        owner = self._options.owner
+        if longest_request_seconds > owner.longest_request_seconds:
+            owner = replace(owner, longest_request_seconds=longest_request_seconds)
+            self._options = replace(self._options, owner=owner)
+            if self._owner is not None:
+                self._owner.allow(longest_request_seconds)
 
     def drain(self) -> None:
         """Hand the lease over at once, and never take it again; what runs here goes on under the next owner."""

@@ -13,7 +13,7 @@ as long as it takes to call them back, so no standing is ever decided by a slot 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from fairshare.core.decisions import (
@@ -232,6 +232,10 @@ class Owner:
     def sessions(self) -> Iterable[Session]:
         """Those that have announced themselves."""
         return self._sessions.values()
+
+    def allow(self, longest_request_seconds: float) -> None:
+        """From now on requests may run for so long."""
+        self._options = replace(self._options, longest_request_seconds=longest_request_seconds)
 
     # ------------------------------------------------------------------ links
 
