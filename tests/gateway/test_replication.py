@@ -250,6 +250,7 @@ def test_one_that_asks_again_and_again_whether_there_is_an_owner_says_once_that_
         async with two(tmp_path) as (_, other):
             ports = other.replication._of_pool["chat"]  # pyright: ignore[reportPrivateUsage]
             member, status = ports.member, ports.member.status()
+            caplog.clear()  # on a slow machine the first owner comes late, and both say so
             for role in (Role.WAITING, Role.DEGRADED, Role.WAITING, Role.DEGRADED, Role.WAITING, Role.FOLLOWER):
                 known = SimpleNamespace(role=role, pools=["chat"], status=lambda: status)
                 ports.member = cast(Member, known)
@@ -259,7 +260,7 @@ def test_one_that_asks_again_and_again_whether_there_is_an_owner_says_once_that_
     with caplog.at_level(logging.INFO, "fairshare.replicas"):
         run(main)
     said = [line.split(" ")[0] for line in caplog.messages if "decides for chat now" in line or "alone" in line]
-    assert said == ["This", "Replica", "Nobody", "Replica"]
+    assert said == ["Nobody", "Replica"]
 
 
 async def saved_slots(side: Side, folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from fairshare.storage.database import Database
 from fairshare.storage.leases import LeaseRow, LeaseStore
@@ -35,6 +35,17 @@ def test_a_lease_is_taken_by_the_first_and_only_by_it(run: Run) -> None:
             ("chat", ("one", 1), "unix:/one"),
             ("code", ("two", 1), "unix:/two"),
         ]
+
+    run(main)
+
+
+def test_who_asks_for_a_lease_that_another_holds_does_not_wait_for_a_write_nor_make_one(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LeaseStore(database)
+        await store.acquire("chat", **ONE)
+        async with database.writing() as connection:
+            await connection.execute(select(leases).with_for_update())
+            assert held(await store.acquire("chat", **TWO)) == ("one", 1)
 
     run(main)
 

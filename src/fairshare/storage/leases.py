@@ -72,6 +72,10 @@ class LeaseStore:
 
         An owner that asks again gets a new epoch too: it may have forgotten what it did in the old one.
         """
+        # Nearly always somebody does, and all followers ask: none of them need lock what the owner renews.
+        held = await self.look(lease)
+        if held is not None and held.left_seconds > 0.0 and held.owner != owner:
+            return held
         take = self._dialect_insert(leases).values(
             lease=lease, epoch=1, owner=owner, address=address, state=b"", ends_at=self._now + seconds
         )
@@ -94,13 +98,15 @@ class LeaseStore:
 
         One that has ended is not renewed, even if nobody took it: its owner has stopped deciding and takes a new one.
         """
+        renewal = (
+            update(leases)
+            .where(leases.c.lease == lease, leases.c.epoch == epoch, leases.c.ends_at > self._now)
+            .values(ends_at=self._now + seconds)
+            .returning(*self._columns())
+        )
         async with self._database.writing(patience_seconds=PATIENCE_SECONDS) as connection:
-            await connection.execute(
-                update(leases)
-                .where(leases.c.lease == lease, leases.c.epoch == epoch, leases.c.ends_at > self._now)
-                .values(ends_at=self._now + seconds)
-            )
-            return await self._in_force(connection, lease)
+            row = (await connection.execute(renewal)).first()
+            return await self._in_force(connection, lease) if row is None else _lease(row)
 
     async def release(self, lease: str, *, epoch: int) -> LeaseRow | None:
         """End a lease now, so that another replica need not wait for it; nothing, if it is not in force.
