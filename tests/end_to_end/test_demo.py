@@ -1,6 +1,7 @@
 """`make run` as a newcomer meets it."""
 
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -10,6 +11,8 @@ import httpx
 import pytest
 
 from end_to_end.processes import Process, started
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def children_of(pid: int) -> list[int]:
@@ -26,6 +29,10 @@ def ask_as(line: str) -> dict[str, Any]:
     return httpx.post(url, headers=headers, content=body).json()
 
 
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "N", text)
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -40,7 +47,9 @@ def test_the_demo_prints_a_curl_line_that_works_and_leaves_nothing_behind(number
         status_page = demo.line(demo.out, "Status page: ").split()[-1]
         curl = demo.line(demo.out, "curl ")
         demo.line(demo.out, "[1/5] search works alone")
-        assert "search: owns 10, in flight" in demo.line(demo.out, "waiting, answered")
+        line = demo.line(demo.out, "waiting, answered")
+        assert "search: owns 10, in flight" in line
+        assert without_numbers(line) in without_numbers(README), "the README shows lines of another form"
 
         assert ask_as(curl)["object"] == "chat.completion"
         assert "<html" in httpx.get(status_page).text
