@@ -627,7 +627,7 @@ class Gateway:
             told=self._tell,
         )
         service = Accounts(AccountStore(database), wall=clock.wall, new_secret=lambda: new_key(secrets.token_bytes))
-        return ledger, accounts, AccountsApi(service, self._ledger_store, clock.wall)
+        return ledger, accounts, AccountsApi(service, spec.address, clock.wall)
 
     def _status_api(self) -> StatusApi:
         return StatusApi(

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import random
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from fairshare.accounts import reports
 from fairshare.accounts.rights import Actor
 from fairshare.accounts.service import Accounts
 from fairshare.gateway.accounts import LiveAccounts
@@ -54,7 +57,7 @@ class Site:
         self.database = Database(SqliteFile(path))
         wall = FakeClock()
         self.wall = wall
-        store, ledger_store = AccountStore(self.database), LedgerStore(self.database)
+        store = AccountStore(self.database)
         secrets = (f"fs-secret-{number}" for number in range(100))
         self.service = Accounts(store, wall=wall, new_secret=lambda: next(secrets))
         ledger = Ledger(self.database, pools=dict, wall=wall, keep_seconds=1e9)
@@ -66,7 +69,7 @@ class Site:
             not_ready=lambda: None,
             pages=Pages(documents={"/": Document(b"", "text/html")}, content_security_policy=""),
             key=lambda: "the-admin-key",
-            accounts=AccountsApi(self.service, ledger_store, wall).routes(),
+            accounts=AccountsApi(self.service, SqliteFile(path), wall).routes(),
             operator=self.live.operator,
         )
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8081")
@@ -285,6 +288,27 @@ def test_a_report_is_what_the_command_shows(tmp_path: Path, migrated_file: Path)
     on(tmp_path, migrated_file, main)
 
 
+def test_a_report_is_made_on_a_thread_of_its_own(
+    tmp_path: Path, migrated_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    write = reports.write
+
+    def written(*args: Any) -> str:
+        threads.append(threading.get_ident())
+        return write(*args)
+
+    monkeypatch.setattr(reports, "write", written)
+
+    async def main(site: Site) -> None:
+        answer = await site.client.get("/api/v1/report?month=1970-01&format=csv", headers=ADMIN)
+        assert answer.status_code == 200
+        assert threading.get_ident() not in threads
+        assert len(threads) == 1
+
+    on(tmp_path, migrated_file, main)
+
+
 @pytest.mark.parametrize(
     ("reach", "seen"), [("site", 4), ("organisation:lab", 3), ("team:search", 2), ("project:search/web", 1)]
 )
@@ -352,7 +376,7 @@ def test_without_an_admin_key_the_loopback_port_lets_everybody_in(
             not_ready=lambda: None,
             pages=Pages(documents={"/": Document(b"", "text/html")}, content_security_policy=""),
             key=lambda: None,
-            accounts=AccountsApi(site.service, LedgerStore(site.database), site.wall).routes(),
+            accounts=AccountsApi(site.service, site.database.address, site.wall).routes(),
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             assert (await client.post("/api/v1/organisations", json={"name": "new"})).status_code == 201
@@ -360,5 +384,130 @@ def test_without_an_admin_key_the_loopback_port_lets_everybody_in(
             answer = await client.post("/api/v1/organisations", json={"name": "more"}, headers=elsewhere)
             assert answer.status_code == 401
         assert (await site.service.audit(actor, limit=1))[0].actor == actor.name
+
+    on(tmp_path, migrated_file, main)
+
+
+PARTS = {
+    "lab": ("organisation:lab", "team:search", "project:search/web", "team:ads"),
+    "firm": ("organisation:firm", "team:sales", "project:sales/web"),
+}
+"""Organisation → everything in it."""
+
+
+@pytest.mark.parametrize(
+    ("role", "reach"),
+    [
+        ("admin", "organisation:lab"),
+        ("admin", "team:search"),
+        ("admin", "project:search/web"),
+        ("member", "team:search"),
+        ("viewer", "organisation:lab"),
+    ],
+)
+def test_whatever_an_operator_tries_nothing_that_it_does_not_reach_changes_or_shows(
+    tmp_path: Path, migrated_file: Path, role: str, reach: str
+) -> None:
+    rng = random.Random(f"{role} {reach}")
+    below = {
+        "organisation:lab": PARTS["lab"],
+        "team:search": PARTS["lab"][1:3],
+        "project:search/web": PARTS["lab"][2:3],
+    }
+    everything = [
+        *PARTS["lab"],
+        *PARTS["firm"],
+        "site",
+        "organisation:new",
+        "team:new",
+        "project:search/new",
+        "team:x/y",
+    ]
+
+    async def main(site: Site) -> None:
+        keys: dict[str, str] = {}
+        budgets: dict[int, str] = {}
+        operators: dict[str, str] = {}
+        for path, body in (
+            ("teams", {"name": "ads", "organisation": "lab"}), ("organisations", {"name": "firm"}),
+            ("teams", {"name": "sales", "organisation": "firm"}), ("projects", {"name": "sales/web"}),
+        ):  # fmt: skip
+            await site.ask("POST", path, body, expect=201)
+        for owner in [*PARTS["lab"], *PARTS["firm"]]:
+            if not owner.startswith("organisation"):
+                keys[(await site.ask("POST", "keys", {"owner": owner, "note": owner}, expect=201))["id"]] = owner
+            await site.ask("PUT", "limits", {"owner": owner, "kind": "in_flight", "value": 4}, expect=204)
+            budget = {"owner": owner, "period": "day", "hard_cost_units": 5.0}
+            budgets[(await site.ask("POST", "budgets", budget, expect=201))["id"]] = owner
+            made = await site.ask("POST", "operators", {"role": "viewer", "reach": owner}, expect=201)
+            operators[made["id"]] = owner
+        await LedgerStore(site.database).write(
+            [row(1), row(2, organisation="firm", team="sales", project="")], [], {}, now=0.0
+        )
+        actor = await site.operator(role, reach)
+
+        def owner() -> str:
+            return rng.choice([*everything, *(f"key:{key}" for key in keys)])
+
+        def node(kind: str) -> str:
+            return rng.choice([each.partition(":")[2] for each in everything if each.startswith(kind)])
+
+        def attempt() -> tuple[str, str, Any]:
+            kind = rng.choice(["organisation", "team", "project"])
+            return rng.choice([
+                ("POST", "teams", {"name": node("team"), "organisation": node("organisation")}),
+                ("POST", rng.choice(["organisations", "projects"]), {"name": node(kind)}),
+                ("PUT", f"{kind}s/{node(kind)}/models", {"models": rng.choice([None, ["tiny"]])}),
+                ("DELETE", f"{kind}s/{node(kind)}", None),
+                ("POST", "keys", {"owner": owner()}),
+                ("POST", f"keys/{rng.choice(list(keys))}/rotate", {}),
+                ("DELETE", f"keys/{rng.choice(list(keys))}", None),
+                ("PUT", "limits", {"owner": owner(), "kind": "in_flight", "value": rng.choice([None, 9])}),
+                ("POST", "budgets", {"owner": owner(), "period": "day", "hard_cost_units": 9}),
+                ("POST", f"budgets/{rng.choice(list(budgets))}/increases", {"cost_units": 1, "until": 5000}),
+                ("DELETE", f"budgets/{rng.choice(list(budgets))}", None),
+                ("POST", "operators", {"role": rng.choice(["admin", "viewer"]), "reach": owner()}),
+                ("DELETE", f"operators/{rng.choice(list(operators))}", None),
+            ])  # fmt: skip
+
+        async def table(path: str) -> list[dict[str, Any]]:
+            return (await site.ask("GET", f"{path}?limit=1000"))["data"]
+
+        async def elsewhere() -> list[Any]:
+            """Everything that it does not reach, and what is set from above."""
+            nodes = [each for kind in ("organisations", "teams", "projects") for each in await table(kind)]
+            owned = [*await table("keys"), *await table("limits"), *await table("budgets"), *await table("operators")]
+            mine = {f"key:{key}" for key, owner in keys.items() if owner in below[reach]}
+            may = {*below[reach], *mine, "project:search/new"} if reach != "project:search/web" else {reach, *mine}
+            kept = [each for each in nodes if f"{each['kind']}:{each['name']}" not in may | {"team:new"}]
+            kept += [each for each in owned if each.get("owner", each.get("reach")) not in may]
+            kept += [
+                each for each in [*nodes, *await table("limits"), *await table("budgets")]
+                if (each.get("owner") or f"{each['kind']}:{each['name']}") == reach
+            ]  # fmt: skip
+            return kept
+
+        before, done = await elsewhere(), 0
+        for _ in range(80):
+            method, path, body = attempt()
+            answer = await site.client.request(method, f"/api/v1/{path}", json=body, headers=actor)
+            assert answer.status_code in (200, 201, 204, 400, 403, 404, 409), (method, path, body, answer.text)
+            done += answer.status_code < 300
+        assert (done > 0) == (role != "viewer")
+        assert await elsewhere() == before
+        for path in (
+            "organisations",
+            "teams",
+            "projects",
+            "keys",
+            "limits",
+            "budgets",
+            "operators",
+            "report?month=1970-01",
+        ):
+            shown = await site.client.get(f"/api/v1/{path}", headers=actor)
+            assert shown.status_code == 200
+            for name in ("firm", "sales", *(key for key, owner in keys.items() if owner not in below[reach])):
+                assert name not in shown.text, path
 
     on(tmp_path, migrated_file, main)
