@@ -1,9 +1,10 @@
 """What a failover leaves behind keeps its turns: a turn that may still be held is not given to another team."""
 
 from fairshare import Pool
-from fairshare.core.decisions import Instance, Request, Send
+from fairshare.core.decisions import DispatchQueue, Instance, Request, Send
 from fairshare.core.hold import HoldQueue
 from fairshare.core.priority import Standing
+from support.desk import Desk
 
 SHARES = {"x": "1/2", "y": "5/16", "z": "3/16"}
 """Of 4 slots: 2, 1.25 and 0.75, so 3 whole slots and one turn, for which y and z compete."""
@@ -22,7 +23,7 @@ def queue_of_four(clock: Clock) -> HoldQueue:
     return HoldQueue(pool, instances=[Instance(id="e0", part_slots=4, seats=8)])
 
 
-def adopt(queue: HoldQueue, team: str, count: int, standing: Standing = Standing.WITHIN_SHARE) -> None:
+def adopt(queue: DispatchQueue, team: str, count: int, standing: Standing = Standing.WITHIN_SHARE) -> None:
     for number in range(count):
         request = Request(f"old {team} {number}", team)
         queue.adopted(request, instance_id="e0", priority=0, standing=standing, began=True)
@@ -52,6 +53,19 @@ def test_a_turn_that_ends_passes_on_to_what_its_team_still_runs_above_its_whole_
     assert queue.snapshot().turns_taken == 1
     assert within_share(queue, "y", 2) == 1
     assert queue.released("old z 1", 1.0)[0].request_id == "y 1"
+
+
+def test_a_turn_that_was_taken_over_is_paid_for_from_then_on() -> None:
+    desk = Desk(1, {"A": "1/2", "B": "1/2"})
+    desk.time.now = 100.0
+    adopt(desk.queue, "A", 1)
+    assert desk.submit("A") + desk.submit("B", 2) == ["hold A1", "hold B1", "hold B2"]
+    desk.time.now = 110.0
+    assert desk.release("old A 0") == ["own B1"]
+    desk.time.now = 115.0
+    assert desk.release("B1") == ["own B2"]  # it has used 5 slot-seconds, A 10
+    desk.time.now = 125.0
+    assert desk.release("B2") == ["own A1"]
 
 
 def test_adopted_requests_within_whole_slots_hold_no_turn() -> None:
