@@ -420,6 +420,38 @@ def test_limits_come_change_and_go_and_what_they_counted_goes_on(tmp_path: Path,
     on(tmp_path, migrated_file, main)
 
 
+def test_a_limit_and_a_time_zone_that_this_version_does_not_know_hold_up_no_other_change(
+    tmp_path: Path, migrated_file: Path
+) -> None:
+    async def main(site: Site) -> None:
+        made, revoked = [await site.service.add_key(ROOT, "team:search") for _ in range(2)]
+        await site.service.set_limit(ROOT, "team:search", LimitKind.IN_FLIGHT, 9)
+        number = await site.service.add_budget(ROOT, "team:search", period=Period.DAY, hard_cost_units=500.0)
+        await site.look()
+        with closing(sqlite3.connect(tmp_path / "fairshare.sqlite3")) as store:
+            store.execute("insert into limits (kind, node_id, value) select 'per_year', node_id, 1 from limits")
+            store.execute("update budgets set time_zone = 'Mars/Base', created_at = 1")
+            store.execute(
+                "insert into audit (at, actor, action, target, after) select 2, 'newer', 'add limits', 'team:search', "
+                "json_object('id', id, 'kind', kind, 'node_id', node_id, 'key_id', null, 'value', 1) from limits "
+                "where kind = 'per_year'"
+            )
+            store.execute("insert into audit (at, actor, action, target) values (2, 'newer', 'change budgets', 'x')")
+            store.commit()
+        await site.service.revoke_key(ROOT, revoked.id)
+        await site.look()
+        assert site.find(revoked.key) is None
+        site.admit(made.key).end(0)
+        (budget,) = site.live.budgets()
+        assert budget.resets_at == 86400.0
+        assert "Budgets in Mars/Base begin at midnight UTC here" in (site.live.finding() or "")
+        await site.service.remove_budget(ROOT, number)
+        await site.look()
+        assert site.live.finding() is None
+
+    on(tmp_path, migrated_file, main)
+
+
 def test_an_older_backup_that_changed_further_than_this_gateway_saw_is_read_whole(
     tmp_path: Path, migrated_file: Path
 ) -> None:

@@ -6,6 +6,7 @@ import hmac
 import json
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -216,3 +217,53 @@ def test_what_waits_at_the_end_is_tried_once_more_and_what_still_fails_is_said(
     # The first one failed, and waited for its next try.
     assert [json.loads(body)["budget"] for _, body in receiver.asked] == [1, 1, 2, 3]
     assert "was not told of 2 budgets before the end: it answers with status 503" in caplog.text
+
+
+def connected(monkeypatch: pytest.MonkeyPatch, *resolutions: list[str], allow_internal: bool) -> list[tuple[Any, ...]]:
+    """What is connected to when a name is something else each time that it is asked for."""
+    monkeypatch.setattr("fairshare.gateway.webhook.PAUSES_SECONDS", (0.0,) * (len(resolutions) - 1))
+    connections: list[tuple[Any, ...]] = []
+    answers = iter(resolutions)
+
+    async def resolve(_: object, host: str, port: int, **__: object) -> list[Any]:
+        assert (host, port) == ("hook.example", 443)
+        return [(None, None, None, "", (address, port)) for address in next(answers)]
+
+    async def connect(address: str, port: int, **tls: Any) -> Any:
+        connections.append((address, port, tls["server_hostname"], tls["ssl"] is not None))
+        raise ConnectionRefusedError
+
+    async def main() -> None:
+        spec = WebhookSpec(url="https://hook.example/x", secret="s", allow_internal=allow_internal)
+        await Webhook(spec, wall=lambda: 0.0)._send(PASSED)  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    asyncio.run(main())
+    return connections
+
+
+@pytest.mark.parametrize(
+    ("addresses", "allow_internal"),
+    [
+        (["93.184.216.34", "169.254.169.254"], True),
+        (["93.184.216.34", "::ffff:169.254.169.254"], True),
+        (["2606:2800:220:1::1", "10.0.0.1"], False),
+        (["::ffff:127.0.0.1"], False),
+    ],
+)
+def test_a_name_of_which_one_address_may_not_be_called_is_not_called_at_any(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, addresses: list[str], allow_internal: bool
+) -> None:
+    assert connected(monkeypatch, addresses, allow_internal=allow_internal) == []
+    assert "an internal address" in caplog.text
+
+
+def test_a_name_that_becomes_another_address_meanwhile_is_looked_at_each_time_and_called_where_it_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolutions = ["93.184.216.34"], ["93.184.216.35"], ["127.0.0.1"]
+    assert connected(monkeypatch, *resolutions, allow_internal=False) == [
+        ("93.184.216.34", 443, "hook.example", True),
+        ("93.184.216.35", 443, "hook.example", True),
+    ]

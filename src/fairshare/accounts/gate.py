@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from enum import StrEnum
 
 import msgspec
@@ -17,6 +17,7 @@ from fairshare.accounts import periods
 from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.periods import Period, Span
 from fairshare.accounts.service import Tree
+from fairshare.errors import CallerError
 from fairshare.storage.accounts import BudgetRow, IncreaseRow, LimitRow, Rules
 
 MINUTE_SECONDS = 60
@@ -279,6 +280,7 @@ class BudgetMeter:
         "_written",
         "_zone",
         "known",
+        "knows_zone",
         "owner",
         "row",
         "span",
@@ -290,7 +292,12 @@ class BudgetMeter:
         self.owner = owner
         self.row = row
         self._touched = touched
-        self._zone: tzinfo = periods.zone(row.time_zone)
+        self.knows_zone = True
+        """Whether this machine knows its time zone, as the one did where it was added; else days are those of UTC."""
+        try:
+            self._zone: tzinfo = periods.zone(row.time_zone)
+        except CallerError:
+            self._zone, self.knows_zone = UTC, False
         self._increases: tuple[IncreaseRow, ...] = ()
         self.span: Span = periods.around(Period(row.period), now, self._zone)
         self._charged = 0.0

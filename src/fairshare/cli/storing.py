@@ -80,7 +80,7 @@ def span_of(month: str | None, start: str | None, end: str | None, time_zone: st
 
 def with_accounts(config: Path, work: "Callable[[Accounts, Actor], Awaitable[T]]") -> T:
     """Runs with the accounts of a site, as somebody who may do everything: whoever can use the store can."""
-    import getpass
+    import pwd
     import secrets
 
     from fairshare import clock
@@ -90,9 +90,9 @@ def with_accounts(config: Path, work: "Callable[[Accounts, Actor], Awaitable[T]]
     from fairshare.storage.accounts import AccountStore
 
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = "somebody"
+        user = pwd.getpwuid(os.getuid()).pw_name  # not what the environment says: this is for the audit
+    except KeyError:  # a container's user may have no name
+        user = f"user {os.getuid()}"
     actor = Actor(name=f"{user} (command line)")
     return with_store(
         config,

@@ -11,6 +11,7 @@ from typing import NamedTuple, assert_never
 
 from fairshare.accounts.fleet import Fleet
 from fairshare.accounts.gate import BudgetMeter, BudgetScan, DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.rights import Actor, Role
 from fairshare.accounts.service import Tree
 from fairshare.clock import Clock
@@ -35,6 +36,8 @@ log = logging.getLogger("fairshare.accounts")
 
 POLL_SECONDS = 0.5
 """How often it looks for changes; they are in force within a second."""
+
+_KINDS = frozenset(kind.value for kind in LimitKind)
 
 COUNTED_AT_ONCE = 500
 """Budgets whose sums one look at the account brings."""
@@ -89,6 +92,7 @@ class LiveAccounts:
         self._by_key_id: dict[str, _Seen] = {}
         """Key id → what was shown for it last. Of requests that run when their key ends, the owner stays known."""
         self._is_away = False
+        self._without_zone: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------ directory
@@ -216,7 +220,7 @@ class LiveAccounts:
         """What is wrong, for the status page."""
         if self._is_away:
             return "Keys, limits and budgets are as they were read last: the store does not answer."
-        return None
+        return self._without_zone
 
     @staticmethod
     async def _keep(do: Callable[[], Awaitable[None]]) -> None:
@@ -288,8 +292,10 @@ class LiveAccounts:
             self._gate.unbound(limit_id)
 
     def _bound(self, limit_id: int, row: LimitRow | None, tree: Tree) -> None:
-        # A limit of a node that is newer than the rules comes again with the next look.
-        if row is not None and (row.node_id is None or row.node_id in tree.by_id):
+        # A limit of a node that is newer than the rules comes again with the next look. Newer versions, which may run
+        # beside this one, may know kinds that it does not.
+        is_of_somebody = row is not None and (row.node_id is None or row.node_id in tree.by_id)
+        if row is not None and is_of_somebody and row.kind in _KINDS:
             self._gate.bound(row, tree.owner_name(row))
         else:
             self._gate.unbound(limit_id)
@@ -304,6 +310,13 @@ class LiveAccounts:
             self._identities.clear()
         if last is None or (rules.nodes, rules.budgets, rules.increases) != (last.nodes, last.budgets, last.increases):
             self._gate.load(rules, now)
+            zones = {each.row.time_zone for each in self._gate.budgets() if not each.knows_zone}
+            self._without_zone = (
+                f"Budgets in {', '.join(sorted(zones))} begin at midnight UTC here: this machine does not know such "
+                "time zones. Install newer time zone data (tzdata), and restart."
+                if zones
+                else None
+            )
         if self._fleet is not None:
             self._fleet.rules_changed(now)
         if last is None or rules.operators is not last.operators:
