@@ -4,9 +4,10 @@
     make bench-replicas-profile BENCH="--seconds 3 --part asked"       # prints one of them
 
 Part "requests": gateways behind real connections, as part "workers" of `make bench-replicas`; beside CPU per request
-what the kernel counted: user and system time, how often the event loops slept and were woken, how often they were taken
-off a core. Once wherever the kernel puts them, once all gateways on one core with engine and load on the other. Beside
-them one gateway with fewer connections, which finds as few of them ready in a turn of its event loop as one of several.
+where it went (`perf` takes samples), and what the kernel counted: how often the event loops slept and were woken, how
+often they were taken off a core. Once wherever the kernel puts them, once all gateways on one core with engine and load
+on the other. Beside them one gateway with fewer connections, which finds as few of them ready in a turn of its event
+loop as one of several.
 Part "decision": an asked decision at its owner, part by part: the same bytes through the same code without sockets,
 then real processes; and the Python instructions of a decision on both sides.
 Part "asked": an owner with a core to itself, and an asker with the other that asks 10,000 times a second, at random
@@ -19,6 +20,7 @@ import hmac
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -28,8 +30,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,7 +110,6 @@ class Spent:
     """What processes took, in seconds, and what happened to their main threads, as the kernel counted."""
 
     cpu: float
-    user: float
     waited: float
     """Could run, and had no core."""
     wakes: float
@@ -117,10 +119,8 @@ class Spent:
 
     @staticmethod
     def of(pids: Sequence[int]) -> "Spent":
-        cpu = waited = wakes = preempted = user = system = 0
+        cpu = waited = wakes = preempted = 0
         for pid in pids:
-            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            user, system = user + int(ticks[11]), system + int(ticks[12])
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 ran, queued, _ = (thread / "schedstat").read_text().split()
                 cpu, waited = cpu + int(ran), waited + int(queued)
@@ -128,12 +128,55 @@ class Spent:
                 name, _, value = line.partition(":")
                 wakes += int(value) if name == "voluntary_ctxt_switches" else 0
                 preempted += int(value) if name == "nonvoluntary_ctxt_switches" else 0
-        seconds = cpu / 1e9
-        return Spent(seconds, seconds * user / max(1, user + system), waited / 1e9, wakes, preempted)
+        return Spent(cpu / 1e9, waited / 1e9, wakes, preempted)
 
     def since(self, before: "Spent", requests: int) -> "Spent":
         """Of each of so many requests."""
         return Spent(*((getattr(self, f.name) - getattr(before, f.name)) / requests for f in fields(Spent)))
+
+
+class Where(StrEnum):
+    """What a processor was in when a sample was taken."""
+
+    PYTHON = "Python"
+    EVENT_LOOP = "uvloop"
+    KERNEL = "kernel"
+    LIBRARIES = "other libraries"
+
+    @staticmethod
+    def of(binary: str) -> "Where":
+        if binary.startswith("["):  # as `perf` names the kernel, but for what the kernel maps into every process
+            return Where.LIBRARIES if binary == "[vdso]" else Where.KERNEL
+        if "python3" in binary and "cpython" not in binary:
+            return Where.PYTHON
+        return Where.EVENT_LOOP if binary.startswith("loop.cpython") else Where.LIBRARIES
+
+
+class Samples:
+    """Where processes spend their CPU between `__enter__` and `__exit__`, by `perf`: a thousand looks a second."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.parts: dict[Where, float] = dict.fromkeys(Where, 0.0)
+        """Of their CPU; together 1."""
+        self._pids = ",".join(map(str, pids))
+
+    def __enter__(self) -> "Samples":
+        self._file = tempfile.NamedTemporaryFile(prefix="fairshare-bench-", suffix=".perf")
+        # Of the clock, not of the processor's counters: virtual machines have none.
+        what = ["-q", "-e", "cpu-clock", "-F", "999", "-o", self._file.name, "-p", self._pids]
+        self._perf = subprocess.Popen(["perf", "record", *what], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._perf.send_signal(signal.SIGINT)
+        self._perf.wait()
+        shown = ["--stdio", "-q", "--sort", "dso", "-F", "overhead,dso", "-t", ";"]
+        report = subprocess.run(["perf", "report", "-i", self._file.name, *shown], capture_output=True, text=True)
+        self._file.close()
+        for line in report.stdout.splitlines():
+            part, found, binary = line.partition(";")
+            if found:
+                self.parts[Where.of(binary.strip())] += float(part.strip().rstrip("%")) / 100.0
 
 
 def pin(pids: Sequence[int], cores: set[int]) -> None:
@@ -158,20 +201,21 @@ def requests(rounds: int, seconds: float) -> dict[str, Any]:
     with gateways((1, 2, 4)) as (engine, targets):
         for placement, rows in (("anywhere", ROWS), ("one core", PINNED)):
             placed(targets, engine, is_pinned=placement == "one core")
-            figures: dict[tuple[str, int], list[tuple[float, Spent]]] = {row: [] for row in rows}
+            figures: dict[tuple[str, int], list[dict[str, float]]] = {row: [] for row in rows}
             for number in range(-1, rounds):
                 for name, connections in rows:
                     target, urls = targets[name]
                     before = Spent.of(target.pids())
-                    made, rate = loaded(urls, WHOLE, connections, seconds if number >= 0 else 0.5)
+                    with Samples(target.pids()) as samples:
+                        made, rate = loaded(urls, WHOLE, connections, seconds if number >= 0 else 0.5)
+                    spent = asdict(Spent.of(target.pids()).since(before, made))
                     if number >= 0:  # the first round warms up
-                        figures[name, connections].append((rate, Spent.of(target.pids()).since(before, made)))
+                        figures[name, connections].append({"per_second": rate, **spent, **samples.parts})
             found[placement] = [
                 {
                     "gateways": name,
                     "connections": connections,
-                    "per_second": statistics.median(rate for rate, _ in each),
-                    **{f.name: statistics.median(getattr(spent, f.name) for _, spent in each) for f in fields(Spent)},
+                    **{figure: statistics.median(row[figure] for row in each) for figure in each[0]},
                 }
                 for (name, connections), each in figures.items()
             ]
@@ -196,15 +240,16 @@ def requests_table(found: Mapping[str, Any]) -> list[str]:
         lines += [
             f"{said}:",
             "",
-            "| gateways | connections | requests/s | CPU per request | more than one's | user | system "
+            f"| gateways | connections | requests/s | CPU per request | more than one's | {' | '.join(Where)} "
             "| requests per wake-up | taken off a core, of 1,000 requests | waited for a core |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            f"| --- | --- | --- | --- | --- |{' --- |' * len(Where)} --- | --- | --- |",
         ]
         for row in found[placement]:
             more = f"{row['cpu'] / one - 1:+.0%}" if row["cpu"] != one else ""
+            where = " | ".join(f"{row[each] * row['cpu'] * 1e6:.0f} µs" for each in Where)
             lines.append(
                 f"| {row['gateways']} | {row['connections']} | {row['per_second']:,.0f} | {row['cpu'] * 1e6:.0f} µs "
-                f"| {more} | {row['user'] * 1e6:.0f} µs | {(row['cpu'] - row['user']) * 1e6:.0f} µs "
+                f"| {more} | {where} "
                 f"| {1 / row['wakes']:.1f} | {row['preempted'] * 1e3:.0f} | {row['waited'] * 1e6:.0f} µs |"
             )
         lines.append("")
@@ -458,15 +503,16 @@ def decision(seconds: float) -> dict[str, Any]:
             asker.ask({**job, "seconds": 0.3})
             asker.answer()
             before = Spent.of([owner.pid]), Spent.of([asker.pid])
-            asker.ask(job)
-            made = asker.answer()["decisions"]
+            with Samples([owner.pid]) as samples:
+                asker.ask(job)
+                made = asker.answer()["decisions"]
             at_owner, at_asker = (
                 Spent.of([each.pid]).since(then, made) for each, then in zip((owner, asker), before, strict=True)
             )
             found["processes"][case] = {
                 "owner_cpu_us": at_owner.cpu * 1e6,
-                "owner_user_us": at_owner.user * 1e6,
                 "owner_wakes": at_owner.wakes,
+                **{where: part * at_owner.cpu * 1e6 for where, part in samples.parts.items()},
                 "asker_cpu_us": at_asker.cpu * 1e6,
             }
     return found
@@ -505,15 +551,15 @@ def decision_table(found: Mapping[str, Any]) -> list[str]:
         "",
         "Real processes, CPU of a decision:",
         "",
-        "| | at the owner | of this in the kernel | wake-ups of the owner | at the asker |",
-        "| --- | --- | --- | --- | --- |",
+        f"| | at the owner | {' | '.join(Where)} | wake-ups of the owner | at the asker |",
+        f"| --- | --- |{' --- |' * len(Where)} --- | --- |",
     ]
     for case, row in found["processes"].items():
         if case == "in one process":
-            lines.append(f"| {case} | | | | {row['asker_cpu_us']:.1f} µs |")
+            lines.append(f"| {case} | |{' |' * len(Where)} | {row['asker_cpu_us']:.1f} µs |")
             continue
         lines.append(
-            f"| {case} | {row['owner_cpu_us']:.1f} µs | {row['owner_cpu_us'] - row['owner_user_us']:.1f} µs "
+            f"| {case} | {row['owner_cpu_us']:.1f} µs | {' | '.join(f'{row[where]:.1f} µs' for where in Where)} "
             f"| {row['owner_wakes']:.2f} | {row['asker_cpu_us']:.1f} µs |"
         )
     columns = {case: by_package(counts) for case, counts in found["instructions"].items()}
@@ -689,6 +735,8 @@ def main() -> None:
     if arguments.echo:
         uvloop.run(echo(json.loads(arguments.echo)))
         return
+    if arguments.part != "asked" and shutil.which("perf") is None:
+        parser.error("perf takes the samples; install it (Debian: linux-perf), or measure --part asked only")
     relieve_collector()
     signal.signal(signal.SIGTERM, stopped)
     began = (
