@@ -747,11 +747,11 @@ class Gateway:
             listen, advertise, secret = spec.replicas.listen, spec.replicas.advertise, spec.replicas.secret
             self._peer_tls = None if spec.replicas.tls is None else peer_tls(spec.replicas.tls)
             # Each worker of a machine has a port of its own.
-            index = 0 if seat is None else seat.index
-            place = PeerAddress(listen.host, listen.port + index if listen.port else 0)
-            if advertise is not None and index:
+            behind = 0 if seat is None else seat.port
+            place = PeerAddress(listen.host, listen.port + behind if listen.port else 0)
+            if advertise is not None and behind:
                 host, _, port = advertise.rpartition(":")
-                advertise = f"{host}:{int(port) + index}"
+                advertise = f"{host}:{int(port) + behind}"
         else:
             assert seat is not None
             place, advertise, secret = PeerAddress("", 0, str(seat.peer_socket)), None, seat.secret

@@ -6,6 +6,7 @@ sockets and keeps them, so that a worker that is replaced leaves no connection b
 """
 
 import asyncio
+import itertools
 import logging
 import secrets
 import shutil
@@ -137,6 +138,8 @@ class Workers:
         self._settings: Settings = load(path, environ)
         self._places = [_Place(index) for index in range(count)]
         self._living: set[_Worker] = set()
+        self._ports: set[int] = set()
+        """Which of the machine's ports for peers are taken, counted from the first."""
         self._folder = Path()
         self._listen: Address = self._settings.gateway.listen
         self._started = 0
@@ -312,6 +315,9 @@ class Workers:
     async def _start(self, place: _Place) -> _Worker:
         self._started += 1
         name = f"{place.index}-{self._started}"
+        # Not its place's: there are two workers in one while it is replaced.
+        port = next(number for number in itertools.count() if number not in self._ports)
+        self._ports.add(port)
         folder = self._folder / name
         folder.mkdir(mode=0o700)
         ours, theirs = socket.socketpair()
@@ -321,6 +327,7 @@ class Workers:
             index=place.index,
             workers=len(self._places),
             name=name,
+            port=port,
             token=secrets.token_hex(4),
             folder=str(folder),
             listening=place.listening.fileno(),
@@ -363,6 +370,7 @@ class Workers:
         asyncio.get_running_loop().remove_reader(worker.life)
         worker.life.close()
         self._living.discard(worker)
+        self._ports.discard(worker.seat.port)
         last = worker.seat.last_metrics
         self._ended.add(last.read_text("utf-8") if last.exists() else worker.shown)
         shutil.rmtree(worker.seat.home, ignore_errors=True)
@@ -382,15 +390,14 @@ class Workers:
         while True:
             await wanted.wait()
             wanted.clear()
-            for place in self._places:
-                await self._replace(place)
-            log.info("Every worker was replaced.")
+            if all([await self._replace(place) for place in self._places]):
+                log.info("Every worker was replaced.")
 
-    async def _replace(self, place: _Place) -> None:
-        """A new worker takes the place; when it is ready, the old one drains and ends."""
+    async def _replace(self, place: _Place) -> bool:
+        """A new worker takes the place; when it is ready, the old one drains and ends. False: the old one stays."""
         old = place.worker
         if old is None or place.listening is None:
-            return  # a new one is on its way anyway
+            return True  # a new one is on its way anyway
         new = await self._start(place)
         ready, gone = (asyncio.create_task(event.wait()) for event in (new.ready, new.gone))
         await asyncio.wait((ready, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -398,12 +405,13 @@ class Workers:
             task.cancel()
         if new.gone.is_set():
             log.error("Worker %d was not replaced: the new one %s.", place.index, _how_it_ended(new.process.returncode))
-            return
+            return False
         if place.worker is old:
             place.worker = new
             await self._end(old)
         else:
             new.say(DRAIN)  # the old one died meanwhile, and there is another
+        return True
 
     # ------------------------------------------------------------------ sockets
 

@@ -1,9 +1,11 @@
 """Replicas that serve real clients: load by the `openai` client, and what the operating system knows of the workers."""
 
+import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +58,16 @@ def site(
     config = folder / "fairshare.yaml"
     config.write_text(CONFIG.format(engine=engine.url, store=store, more=more, longest=longest_request, **entries))
     return Site(config, keys)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row, below those that the operating system gives away."""
+    while True:
+        first = random.randrange(20_000, 30_000)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from end_to_end.processes import EngineProcess, GatewayProcess, eventually, started
-from end_to_end.sharing import Site, clients_of, load, owner, site, workers
+from end_to_end.sharing import Site, clients_of, free_ports, load, owner, site, workers
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,11 @@ def test_of_a_worker_that_is_killed_only_its_own_requests_fail_and_the_promise_h
 def test_workers_are_replaced_without_a_failed_request_and_without_degraded_time(
     tmp_path: Path, engine: EngineProcess
 ) -> None:
-    here = site(tmp_path, engine)
+    # As one machine of several: its workers listen for peers on ports in a row.
+    (tmp_path / "peers.key").write_text("0123456789abcdef" * 4)
+    (tmp_path / "peers.key").chmod(0o600)
+    listen = f"127.0.0.1:{free_ports(3)}"
+    here = site(tmp_path, engine, more=f"replicas: {{listen: '{listen}', secret_file: peers.key, machines: 1}}")
     with started(lambda: serving(here)) as gateway:
         with (
             load([gateway.url], here.keys["search"], clients=6) as flood,

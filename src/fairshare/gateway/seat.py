@@ -49,6 +49,8 @@ class WorkerSeat(msgspec.Struct, frozen=True, kw_only=True):
     """How many places there are."""
     name: str
     """Tells it from those that had its place before."""
+    port: int
+    """How far behind the first of the machine's ports for peers its own is: no two that live have the same."""
     token: str
     """Makes the name of its replica unlike any other ever."""
     folder: str
