@@ -1,10 +1,9 @@
-"""`fairshare`, but it looks at its engines eight times as often, and not as long: for tests of what it sees there."""
+"""`fairshare`, but it looks at its engines eight times as often: for tests of what it sees there."""
 
 from fairshare.cli import main
-from fairshare.gateway import engine_http, instances
+from fairshare.gateway import instances
 
 instances.CHECK_SECONDS = 0.125
-engine_http.KEPT_SECONDS = 1.0
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,15 @@
 """`fairshare doctor --probe` on running engines: the stand-in must show it what a real vLLM shows."""
 
 import asyncio
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from end_to_end.processes import TESTS, EngineProcess, eventually, keys_made, started
+from end_to_end.processes import EngineProcess, eventually, keys_made, started
+from fairshare.cli import program
 from fairshare.gateway import engine_http
 from fairshare.gateway.options import InstanceSpec
 
@@ -26,6 +26,20 @@ teams:
 """
 
 
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Result]:
+    """What it says of an engine, whose idle connections it watches for one second, not for seven."""
+    monkeypatch.setattr(engine_http, "KEPT_SECONDS", 1.0)
+    _, search = keys_made("--team", "search")
+
+    def examined(engine: str) -> Result:
+        config = tmp_path / "fairshare.yaml"
+        config.write_text(CONFIG.format(engine=engine, search=search))
+        return CliRunner().invoke(program(), ["doctor", "-c", str(config), "--probe"])
+
+    return examined
+
+
 @pytest.mark.parametrize(
     ("policy", "code", "said"),
     [
@@ -34,24 +48,14 @@ teams:
     ],
 )
 def test_the_probe_tells_the_policies_apart_and_leaves_nothing_behind(
-    policy: str, code: int, said: str, tmp_path: Path
+    policy: str, code: int, said: str, doctor: Callable[[str], Result]
 ) -> None:
-    _, search = keys_made("--team", "search")
-    config = tmp_path / "fairshare.yaml"
     with started(lambda: EngineProcess("--max-num-seqs", "8", "--step-ms", "4", "--policy", policy)) as engine:
-        config.write_text(CONFIG.format(engine=engine.url, search=search))
-        result = subprocess.run(
-            [sys.executable, "-m", "end_to_end.looks_often", "doctor", "-c", str(config), "--probe"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env=os.environ | {"PYTHONPATH": TESTS},
-        )
-        assert said in result.stdout, result.stdout + result.stderr
+        result = doctor(engine.url)
+        assert said in result.stdout, result.output
         assert "short-keep-alive" not in result.stdout
         assert "ran 8 sequences at once" in result.stdout or "8 seats" in result.stdout
-        assert result.returncode == code
+        assert result.exit_code == code
         eventually(lambda: engine.is_idle, "the engine has nothing left of the probe")
 
 
@@ -64,23 +68,13 @@ def test_the_probe_tells_the_policies_apart_and_leaves_nothing_behind(
     ],
 )
 def test_the_doctor_sees_what_an_sglang_does_and_names_its_flags(
-    flags: tuple[str, ...], code: int, said: str, tmp_path: Path
+    flags: tuple[str, ...], code: int, said: str, doctor: Callable[[str], Result]
 ) -> None:
-    _, search = keys_made("--team", "search")
-    config = tmp_path / "fairshare.yaml"
     with started(lambda: EngineProcess("--kind", "sglang", "--max-num-seqs", "8", "--step-ms", "4", *flags)) as engine:
-        text = CONFIG.format(engine=f"{{url: {engine.url}, kind: sglang}}", search=search)
-        config.write_text(text)
-        result = subprocess.run(
-            [sys.executable, "-m", "fairshare", "doctor", "-c", str(config), "--probe"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert said in result.stdout, result.stdout + result.stderr
+        result = doctor(f"{{url: {engine.url}, kind: sglang}}")
+        assert said in result.stdout, result.output
         assert "8 seats" in result.stdout
-        assert result.returncode == code
+        assert result.exit_code == code
 
 
 def test_how_long_an_engine_keeps_an_idle_connection_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
