@@ -1,12 +1,15 @@
 """A gateway and its store, when either is killed, stopped, or told to end."""
 
 import contextlib
+import itertools
 import json
 import os
 import resource
 import signal
 import sqlite3
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import httpx
 import pytest
 
 from end_to_end.processes import EngineProcess, GatewayProcess, eventually, keys_made, started
+from fairshare.gateway.ledger import BATCH_SECONDS
 from support.postgres import Postgres
 
 CONFIG = """
@@ -84,6 +88,39 @@ def test_a_gateway_that_is_killed_has_its_account_and_usage_when_it_comes_back(
     assert [row[:2] for row in rows] == [("search", 200)] * 4
     # The account adds up to what the pool was charged.
     assert sum(row[2] for row in rows) == pytest.approx(saved)
+
+
+def test_a_gateway_that_is_killed_under_load_loses_no_more_than_its_last_batch(
+    tmp_path: Path, engine: EngineProcess
+) -> None:
+    site = Site(tmp_path, engine, "sqlite:accounts.sqlite3")
+    answered: list[tuple[str, float]] = []
+
+    def client(number: int) -> None:
+        with contextlib.suppress(httpx.TransportError):
+            for count in itertools.count():
+                site.ask(gateway, request_id=f"r{number}-{count}")
+                answered.append((f"r{number}-{count}", time.monotonic()))
+
+    with started(lambda: GatewayProcess(site.config)) as gateway:
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: written(gateway) > 20, "some batches")
+        killed_at = time.monotonic()
+        gateway.signal(signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    with contextlib.closing(sqlite3.connect(tmp_path / "accounts.sqlite3")) as store:
+        kept = {name for (name,) in store.execute("select request_id from account")}
+        charged, saved = (
+            store.execute(f"select sum(cost_units) from {of}").fetchone()[0] for of in ("account", "usage")
+        )
+    lost = [killed_at - at for name, at in answered if name not in kept]
+    assert len(answered) > len(lost)
+    # A batch is written once a second; a busy machine gets as much again.
+    assert max(lost, default=0.0) < 2 * BATCH_SECONDS
+    assert charged == pytest.approx(saved)
 
 
 def test_a_postgresql_that_is_stopped_delays_the_account_and_nothing_else(

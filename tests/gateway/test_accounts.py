@@ -22,7 +22,7 @@ from fairshare.gateway.ledger import Ledger
 from fairshare.gateway.options import Level
 from fairshare.gateway.ports import Outcome, RequestRecord, Reservation
 from fairshare.storage.accounts import AccountStore
-from fairshare.storage.address import SqliteFile
+from fairshare.storage.address import StoreAddress
 from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import Database, StoreReplaced
 from fairshare.wire.problems import RequestProblem
@@ -36,13 +36,11 @@ STATIC = {hash_key("fs-static"): Identity("static", "search", ServiceClass.BATCH
 class Site:
     """One gateway's view, looked after by hand: nothing here waits for time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, address: StoreAddress) -> None:
         self.wall = FakeClock()
-        self.database = Database(SqliteFile(path))
+        self.database = Database(address)
         numbers = count(1)
-        self.service = Accounts(
-            AccountStore(self.database), wall=self.wall, new_secret=lambda: f"fs-{path.name}-{next(numbers)}"
-        )
+        self.service = Accounts(AccountStore(self.database), wall=self.wall, new_secret=lambda: f"fs-{next(numbers)}")
         self.pool = Pool("chat", 4, {"search": "1"}, 0, self.wall)
         self.ledger = Ledger(
             self.database,
@@ -113,13 +111,10 @@ class Site:
         await self.database.close()
 
 
-def on(tmp_path: Path, migrated_file: Path, main: Callable[[Site], Awaitable[None]]) -> None:
-    path = tmp_path / "fairshare.sqlite3"
-    path.write_bytes(migrated_file.read_bytes())
-
+def on(address: StoreAddress, main: Callable[[Site], Awaitable[None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(30):
-            site = Site(path)
+            site = Site(address)
             await site.grow()
             await main(site)
             await site.end()
@@ -127,7 +122,7 @@ def on(tmp_path: Path, migrated_file: Path, main: Callable[[Site], Awaitable[Non
     asyncio.run(bounded())
 
 
-def test_a_key_works_from_the_next_look_on_and_knows_what_it_belongs_to(tmp_path: Path, migrated_file: Path) -> None:
+def test_a_key_works_from_the_next_look_on_and_knows_what_it_belongs_to(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "project:search/web", service_class="batch", tag="nightly")
         assert site.find(made.key) is None
@@ -148,10 +143,10 @@ def test_a_key_works_from_the_next_look_on_and_knows_what_it_belongs_to(tmp_path
         assert (names.organisation, names.team, names.project, names.tag) == ("lab", "search", "search/web", "nightly")
         assert site.live.teams() == ("search",)
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
-def test_revoked_expired_and_rotated_keys_end_when_they_should(tmp_path: Path, migrated_file: Path) -> None:
+def test_revoked_expired_and_rotated_keys_end_when_they_should(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         expiring = await site.service.add_key(ROOT, "team:search", expires_at=site.wall() + 10)
         rotated = await site.service.add_key(ROOT, "team:search")
@@ -170,12 +165,10 @@ def test_revoked_expired_and_rotated_keys_end_when_they_should(tmp_path: Path, m
         site.wall.now += 5
         assert site.find(expiring.key) is None
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
-def test_a_key_of_the_configuration_stays_valid_and_is_bounded_as_its_team_is(
-    tmp_path: Path, migrated_file: Path
-) -> None:
+def test_a_key_of_the_configuration_stays_valid_and_is_bounded_as_its_team_is(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         before = site.find("fs-static")
         assert before is not None
@@ -192,10 +185,10 @@ def test_a_key_of_the_configuration_stays_valid_and_is_bounded_as_its_team_is(
         site.live.replace({})
         assert site.find("fs-static") is None
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
-def test_a_budget_counts_what_was_charged_before_it_was_known_here_once(tmp_path: Path, migrated_file: Path) -> None:
+def test_a_budget_counts_what_was_charged_before_it_was_known_here_once(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "project:search/web")
         await site.look()
@@ -219,14 +212,14 @@ def test_a_budget_counts_what_was_charged_before_it_was_known_here_once(tmp_path
         running.end(0)
 
         await site.ledger.flush()
-        again = Site(tmp_path / "fairshare.sqlite3")
+        again = Site(address)
         await again.ledger.flush()
         await again.look()
         with pytest.raises(RequestProblem, match="is 100, and 90 is used"):
             again.admit(made.key, prompt_tokens=11, max_tokens=0)
         await again.end()
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
 def test_a_pool_counts_a_key_at_its_own_level() -> None:
@@ -236,7 +229,7 @@ def test_a_pool_counts_a_key_at_its_own_level() -> None:
     assert [bare.team_at(level) for level in Level] == ["search"] * 3
 
 
-def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: Path, migrated_file: Path) -> None:
+def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "project:search/web")
         await site.look()
@@ -251,11 +244,11 @@ def test_a_request_that_ran_when_its_budget_was_made_is_charged_to_it(tmp_path: 
         # Pools may share among projects.
         assert site.live.borrowing() == {"team:search", "project:search/web"}
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
 def test_many_budgets_are_counted_with_one_look_at_the_account_for_each_level_and_period(
-    tmp_path: Path, migrated_file: Path, monkeypatch: pytest.MonkeyPatch
+    address: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, float, int]] = []
     since = ConsumptionStore.since
@@ -280,11 +273,12 @@ def test_many_budgets_are_counted_with_one_look_at_the_account_for_each_level_an
         assert sorted(asked) == [("organisation", 0.0, 1), ("team", 0.0, 3)]
         assert [budget.used for budget in site.live.budgets()] == [1.0, 2.0, 4.0, 7.0, 0.0, 2.0]
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
+@pytest.mark.parametrize("backend", ["sqlite"])
 def test_another_file_in_the_place_of_the_store_brings_its_own_keys_and_budgets(
-    tmp_path: Path, migrated_file: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, address: StoreAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "fairshare.sqlite3"
 
@@ -332,11 +326,11 @@ def test_another_file_in_the_place_of_the_store_brings_its_own_keys_and_budgets(
         assert found is not None
         assert found.project == "search/web"
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
     assert "inside fairshare" not in caplog.text
 
 
-def test_a_key_that_is_newer_than_the_rules_counts_from_the_next_look_on(tmp_path: Path, migrated_file: Path) -> None:
+def test_a_key_that_is_newer_than_the_rules_counts_from_the_next_look_on(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         await site.look()
         before = await AccountStore(site.database).rules()
@@ -349,11 +343,11 @@ def test_a_key_that_is_newer_than_the_rules_counts_from_the_next_look_on(tmp_pat
         await site.look()
         assert site.find(made.key) is not None
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
 def test_a_change_costs_nothing_for_keys_that_nobody_shows_then(
-    tmp_path: Path, migrated_file: Path, monkeypatch: pytest.MonkeyPatch
+    address: StoreAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_again: list[bytes] = []
     identified = LiveAccounts._identified  # pyright: ignore[reportPrivateUsage]
@@ -384,10 +378,10 @@ def test_a_change_costs_nothing_for_keys_that_nobody_shows_then(
             site.live.names(keys[0].id)
         assert len(made_again) == 2
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
-def test_limits_come_change_and_go_and_what_they_counted_goes_on(tmp_path: Path, migrated_file: Path) -> None:
+def test_limits_come_change_and_go_and_what_they_counted_goes_on(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "team:search")
         await site.look()
@@ -417,11 +411,12 @@ def test_limits_come_change_and_go_and_what_they_counted_goes_on(tmp_path: Path,
         await site.look()
         site.admit(long.key)
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
+@pytest.mark.parametrize("backend", ["sqlite"])
 def test_a_limit_and_a_time_zone_that_this_version_does_not_know_hold_up_no_other_change(
-    tmp_path: Path, migrated_file: Path
+    tmp_path: Path, address: StoreAddress
 ) -> None:
     async def main(site: Site) -> None:
         made, revoked = [await site.service.add_key(ROOT, "team:search") for _ in range(2)]
@@ -449,11 +444,12 @@ def test_a_limit_and_a_time_zone_that_this_version_does_not_know_hold_up_no_othe
         await site.look()
         assert site.live.finding() is None
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
+@pytest.mark.parametrize("backend", ["sqlite"])
 def test_an_older_backup_that_changed_further_than_this_gateway_saw_is_read_whole(
-    tmp_path: Path, migrated_file: Path
+    tmp_path: Path, address: StoreAddress
 ) -> None:
     path = tmp_path / "fairshare.sqlite3"
 
@@ -479,12 +475,10 @@ def test_an_older_backup_that_changed_further_than_this_gateway_saw_is_read_whol
         with pytest.raises(RequestProblem, match="in flight"):
             site.admit(bounded.key)
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
-def test_a_key_is_revoked_while_the_account_of_requests_waits_for_the_store(
-    tmp_path: Path, migrated_file: Path
-) -> None:
+def test_a_key_is_revoked_while_the_account_of_requests_waits_for_the_store(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "team:search")
         await site.service.add_budget(ROOT, "team:search", period=Period.MONTH, hard_cost_units=100.0)
@@ -499,11 +493,12 @@ def test_a_key_is_revoked_while_the_account_of_requests_waits_for_the_store(
         await counting
         assert [budget.used for budget in site.live.budgets()] == [0.0]
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
 
 
+@pytest.mark.parametrize("backend", ["sqlite"])
 def test_while_the_store_is_away_what_was_read_last_stays_in_force(
-    tmp_path: Path, migrated_file: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, address: StoreAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "team:search")
@@ -519,5 +514,5 @@ def test_while_the_store_is_away_what_was_read_last_stays_in_force(
         assert site.live.finding() is None
         assert site.ticks == 4
 
-    on(tmp_path, migrated_file, main)
+    on(address, main)
     assert [line.levelname for line in caplog.records if line.name == "fairshare.accounts"] == ["ERROR", "WARNING"]
