@@ -43,7 +43,7 @@ class Written:
     keys: dict[str, str]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     keys: dict[str, str] = {}
     entries: dict[str, str] = {}
