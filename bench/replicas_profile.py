@@ -411,11 +411,13 @@ async def owner_parts(per_frame: int) -> tuple[dict[str, float], Counter[str]]:
     heard = [payload for frame in frames for payload in payloads(frame)]
     replies = [payload for answer in answers for payload in payloads(answer)]
     spoken = [codec.decode(reply) for reply in replies]
-    key = bytes(32)
+    keyed = hmac.new(bytes(32), digestmod="sha256")
 
     def authenticate() -> None:
         for payload in (*heard, *replies):
-            hmac.digest(key, (0).to_bytes(8) + payload, "sha256")
+            mac = keyed.copy()
+            mac.update((0).to_bytes(8) + payload)
+            mac.digest()
 
     def decide(owned: Owner, session: Session) -> None:
         for each in messages:

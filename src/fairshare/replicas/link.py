@@ -119,10 +119,8 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         self._received = bytearray()
         self._unsent: list[Message] = []
         self._codec: Codec[Message] | None = None
-        self._key_out = b""
-        self._key_in = b""
-        self._number_out = 0
-        self._number_in = 0
+        self._tags_out: _Tags | None = None
+        self._tags_in: _Tags | None = None
         self._began_at = 0.0
         self._heard_at = 0.0
         self._said_at = 0.0
@@ -246,18 +244,18 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
             self.close("it does not know this site's secret; give every replica the same secret_file")
             return
         self._codec = self._options.codecs[self.version]
-        self._key_out = self._digest("frames", of_us=True)
-        self._key_in = self._digest("frames", of_us=False)
+        self._tags_out = _Tags(self._digest("frames", of_us=True))
+        self._tags_in = _Tags(self._digest("frames", of_us=False))
         self.is_up = self.was_up = True
         self._handler.connected(self)
 
     def _take_messages(self, content: bytes) -> None:
         assert self._codec is not None
+        assert self._tags_in is not None
         payload = content[TAG_BYTES:]
-        if not hmac.compare_digest(content[:TAG_BYTES], _tag(self._key_in, self._number_in, payload)):
+        if not hmac.compare_digest(content[:TAG_BYTES], self._tags_in.next(payload)):
             self.close("a frame was altered on its way")
             return
-        self._number_in += 1
         if not payload:
             return
         try:
@@ -279,16 +277,17 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
 
     def _write_messages(self, messages: list[Message]) -> None:
         assert self._codec is not None
+        assert self._tags_out is not None
         payload = self._codec.encode(messages) if messages else b""
         if len(payload) > MAX_FRAME_BYTES - TAG_BYTES and len(messages) > 1:
             half = len(messages) // 2
             self._write_messages(messages[:half])
             self._write_messages(messages[half:])
             return
-        assert len(payload) <= MAX_FRAME_BYTES - TAG_BYTES, "one message does not fit into a frame"
-        tag = _tag(self._key_out, self._number_out, payload)
-        self._number_out += 1
-        self._write(tag + payload)
+        if len(payload) > MAX_FRAME_BYTES - TAG_BYTES:
+            self.close(f"a message of {len(payload)} bytes does not fit into a frame")
+            return
+        self._write(self._tags_out.next(payload) + payload)
 
     def _write(self, content: bytes) -> None:
         assert self._transport is not None
@@ -307,5 +306,16 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         return hmac.digest(self._options.secret, content, "sha256")
 
 
-def _tag(key: bytes, number: int, payload: bytes) -> bytes:
-    return hmac.digest(key, number.to_bytes(8) + payload, "sha256")[:TAG_BYTES]
+class _Tags:
+    """The tags of one direction's frames, one after the other."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hmac.new(key, digestmod="sha256")
+        """Copied for each frame: to look the algorithm up anew costs as much as to use it."""
+        self._number = 0
+
+    def next(self, payload: bytes) -> bytes:
+        mac = self._keyed.copy()
+        mac.update(self._number.to_bytes(8) + payload)
+        self._number += 1
+        return mac.digest()[:TAG_BYTES]
