@@ -114,18 +114,19 @@ async def serve(settings: Settings, environ: Mapping[str, str], seat: WorkerSeat
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reload_wanted.set)
-    gateway = Gateway(settings, seat)
-    loop.add_signal_handler(signal.SIGUSR1, gateway.dump)
     parent: Parent | None = None
     if seat is not None:
+        # First: from now on nobody else removes the folder in which the seat's files are.
         hears = {
             DRAIN: ending.set,
             END_AT_ONCE: at_once.set,
             RELOAD: reload_wanted.set,
-            DUMP: gateway.dump,
-            HEAR_ENDED: gateway.hear_ended,
+            DUMP: lambda: gateway.dump(),
+            HEAR_ENDED: lambda: gateway.hear_ended(),
         }
         parent = Parent(seat, hears)
+    gateway = Gateway(settings, seat)
+    loop.add_signal_handler(signal.SIGUSR1, gateway.dump)
 
     try:
         await gateway.start()

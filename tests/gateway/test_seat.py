@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairshare.gateway.seat import SECRET_FILE, machine_folder
+from fairshare.errors import OperatorError
+from fairshare.gateway.seat import SECRET_FILE, Parent, WorkerSeat, machine_folder
 
 
 @pytest.fixture
@@ -61,3 +62,18 @@ def test_it_leaves_alone_what_somebody_else_or_another_program_has(
     with machine_folder():
         assert machine.exists()
         assert another.exists()
+
+
+def test_a_worker_that_starts_when_everybody_else_is_gone_ends_with_a_sentence(temporary: Path) -> None:
+    seat = WorkerSeat(
+        index=0,
+        workers=2,
+        name="0-3",
+        port=0,
+        token="t",
+        folder=str(temporary / "fairshare-gone" / "0-3"),
+        listening=-1,
+        life=-1,
+    )
+    with pytest.raises(OperatorError, match="the process that started this worker was killed"):
+        Parent(seat, {})

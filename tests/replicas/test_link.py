@@ -97,6 +97,19 @@ def test_messages_larger_than_a_frame_travel_in_several() -> None:
     run(main)
 
 
+def test_a_message_that_fits_into_no_frame_ends_the_link_and_says_why() -> None:
+    async def main() -> None:
+        async with two() as (one, other):
+            (link,) = other.ear.links
+            link.send("x" * MAX_FRAME_BYTES)
+            await other.ear.until(lambda: bool(other.ear.gone))
+            assert other.ear.gone[0].endswith("bytes does not fit into a frame")
+            await one.ear.until(lambda: bool(one.ear.gone))
+            assert one.ear.lines == []
+
+    run(main)
+
+
 def test_two_versions_speak_the_newest_that_both_know() -> None:
     async def main() -> None:
         async with two(Side(versions=(1, 2)), Side(versions=(2, 3))) as (one, other):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from fairshare.errors import OperatorError
+
 SEAT_VARIABLE = "FAIRSHARE_WORKER"
 """The environment variable in which a worker finds its seat; set by the parent only."""
 
@@ -173,10 +175,17 @@ class Parent:
     """A worker's line to its parent. If the parent is gone, the worker drains and ends."""
 
     def __init__(self, seat: WorkerSeat, hears: Mapping[bytes, Callable[[], None]]) -> None:
-        """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD`, `DUMP` and `HEAR_ENDED`."""
+        """`hears`: what to do on `DRAIN`, `END_AT_ONCE`, `RELOAD`, `DUMP` and `HEAR_ENDED`.
+
+        Raises:
+            OperatorError: the parent is gone, and the last of its workers has removed the seat.
+        """
         self._seat = seat
         self._is_gone = False
-        self._taken = _taken(seat.home)
+        try:
+            self._taken = _taken(seat.home)
+        except FileNotFoundError:
+            raise OperatorError("the process that started this worker was killed meanwhile") from None
         self._socket = socket.socket(fileno=os.dup(seat.life))
         os.close(seat.life)
         self._socket.setblocking(False)
