@@ -93,6 +93,8 @@ def test_an_idle_pool_shows_who_owns_what(browser: Browser) -> None:
         expect(page.get_by_role("status")).to_have_text("live")
         expect(page.get_by_role("heading", name="chat")).to_be_visible()
         expect(page.get_by_role("row", name=re.compile("search"))).to_contain_text("idle")
+        for column in ("share", "owns", "in flight", "borrowing", "held", "usage", "LF", "rank"):
+            expect(page.get_by_role("columnheader", name=column, exact=True).first).to_be_visible()
         expect(page.locator("#problems")).to_be_hidden()
         expect(page.locator("#kept")).to_contain_text("in memory only")
         expect(page.locator(".pool .sentence")).to_have_text("Idle: all 16 slots are free, nobody waits.")
