@@ -10,8 +10,9 @@ on the other. Beside them one gateway with fewer connections, which finds as few
 loop as one of several.
 Part "decision": an asked decision at its owner, part by part: the same bytes through the same code without sockets,
 then real processes; and the Python instructions of a decision on both sides.
-Part "asked": an owner with a core to itself, and an asker with the other that asks 10,000 times a second, at random
-times. In turn with it the same from a peer that only sends back what it is sent, over the same kind of socket.
+Part "asked": an owner with a core to itself, and 1, 2 or 4 askers that share the other and ask 10,000 times a second
+together, at random times. In turn with it the same from a peer that only sends back what it is sent, over the same kind
+of socket: what the sockets and the askers' own core take.
 """
 
 import argparse
@@ -52,6 +53,7 @@ from gateway import CONNECTIONS, WHOLE
 from processes import BENCH, Process
 from relay import counting
 from replicas import (
+    ASKERS,
     HALF_RATE,
     KINDS,
     MEASURES,
@@ -665,11 +667,11 @@ def started(stack: ExitStack, folder: str, name: str, **job: object) -> Replica:
     return process
 
 
-def asked(rounds: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Of the owner and of the peer that echoes, medians of the rounds."""
+def asked(askers: int, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Of the owner and of the peer that echoes, medians of the rounds; of several askers the slowest."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise SystemExit("owner and asker need a core each")
+        raise SystemExit("owner and askers need a core each")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = f"{folder}/echo"
         job = json.dumps({"path": path, "core": cores[0]})
@@ -680,39 +682,46 @@ def asked(rounds: int, seconds: float) -> dict[str, dict[str, float]]:
         assert peer.stdout is not None
         peer.stdout.readline()
         owner = started(stack, folder, "owner", core=cores[0])
-        asker = started(stack, folder, "asker", core=cores[1])
+        others = [started(stack, folder, f"asker{number}", core=cores[1]) for number in range(askers)]
         pids = {"owner": owner.pid, "echo": peer.pid}
-        order = {"kind": "paced", "slots": ASKED_SLOTS, "rate": HALF_RATE, "path": path, "spins": True}
+        order = {"kind": "paced", "slots": ASKED_SLOTS, "rate": HALF_RATE / askers, "path": path, "spins": askers == 1}
         figures: dict[str, list[dict[str, float]]] = {"owner": [], "echo": []}
         for number in range(-1, rounds):
             for of, pid in pids.items():
                 before = Spent.of([pid])
-                asker.ask({**order, "of": of, "seed": number, "seconds": seconds if number >= 0 else 0.5})
-                answer = asker.answer()
-                spent = Spent.of([pid]).since(before, int(answer["decisions"]))
-                if number >= 0:
-                    more = {"cpu_us": spent.cpu * 1e6, "load": spent.cpu * answer["per_second"], "wakes": spent.wakes}
-                    figures[of].append(answer | more | {"waited_us": spent.waited * 1e6})
+                for seed, asker in enumerate(others, 100 * number):
+                    asker.ask({**order, "of": of, "seed": seed, "seconds": seconds if number >= 0 else 0.5})
+                answers = [asker.answer() for asker in others]
+                spent = Spent.of([pid]).since(before, sum(answer["decisions"] for answer in answers))
+                if number >= 0:  # the first round warms up
+                    rate = sum(answer["per_second"] for answer in answers)
+                    slowest = {name: max(answer[name] for answer in answers) for name in SLOWEST}
+                    cpu = {"per_second": rate, "cpu_us": spent.cpu * 1e6, "load": spent.cpu * rate}
+                    figures[of].append(slowest | cpu)
     return {
         of: {name: statistics.median(each[name] for each in rows) for name in rows[0]} for of, rows in figures.items()
     }
 
 
-def asked_table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+SLOWEST = ("p50_us", "p99_us", "late_p99_us")
+
+
+def asked_table(found: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
     lines = [
-        "| | at a rate of | p50 | p99 | CPU of an exchange | load of its core | waited for that core "
+        "| askers | | at a rate of | p50 | p99 | CPU of an exchange | load of its core "
         "| the asker itself was late, p99 |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for of, name in (("owner", "asked, of the owner"), ("echo", "sent back by a peer that does nothing else")):
-        row = found[of]
-        lines.append(
-            f"| {name} | {row['per_second']:,.0f}/s | {row['p50_us'] / 1e3:.2f} ms | {row['p99_us'] / 1e3:.2f} ms "
-            f"| {row['cpu_us']:.0f} µs | {row['load']:.0%} | {row['waited_us']:.0f} µs "
-            f"| {row['late_p99_us'] / 1e3:.2f} ms |"
-        )
-    added = {part: (found["owner"][part] - found["echo"][part]) / 1e3 for part in ("p50_us", "p99_us")}
-    lines.append(f"| **added** | | {added['p50_us']:.2f} ms | {added['p99_us']:.2f} ms | | | | |")
+    for askers, rows in found.items():
+        for of, name in (("owner", "asked, of the owner"), ("echo", "sent back by a peer that does nothing else")):
+            row = rows[of]
+            lines.append(
+                f"| {askers} | {name} | {row['per_second']:,.0f}/s | {row['p50_us'] / 1e3:.2f} ms "
+                f"| {row['p99_us'] / 1e3:.2f} ms | {row['cpu_us']:.0f} µs | {row['load']:.0%} "
+                f"| {row['late_p99_us'] / 1e3:.2f} ms |"
+            )
+        added = [(rows["owner"][part] - rows["echo"][part]) / 1e3 for part in ("p50_us", "p99_us")]
+        lines.append(f"| {askers} | **added** | | **{added[0]:.2f} ms** | **{added[1]:.2f} ms** | | | |")
     return lines
 
 
@@ -747,7 +756,7 @@ def main() -> None:
     )
     parts: dict[str, Callable[[], list[str]]] = {
         "decision": lambda: decision_table(decision(arguments.seconds)),
-        "asked": lambda: asked_table(asked(arguments.rounds, arguments.seconds)),
+        "asked": lambda: asked_table({n: asked(n, arguments.rounds, arguments.seconds) for n in ASKERS}),
         "requests": lambda: requests_table(requests(arguments.rounds, arguments.seconds)),
     }
     for part, table in parts.items():
