@@ -1273,6 +1273,14 @@ def test_when_a_guest_ends_the_fallback_pools_own_go_first() -> None:
     assert desk.release("A5") == ["borrow S2 in spare"]
 
 
+def test_when_a_guest_ends_the_fallback_pools_own_go_though_its_home_holds_nothing() -> None:
+    spare = Desk(2, {"S": "1/2"}, name="spare")
+    desk = Desk(4, HALVES, fallback=spare)
+    desk.submit("A", 5)
+    assert spare.submit("S", 2) == ["own S1", "hold S2"]
+    assert desk.release("A5") == ["borrow S2 in spare"]
+
+
 def test_when_a_wide_request_leaves_the_next_may_go_to_the_fallback_pool() -> None:
     desk, spare = with_a_spare_pool()
     spare.submit("S")

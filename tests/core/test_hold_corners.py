@@ -316,6 +316,32 @@ def test_a_debt_that_is_paid_leaves_nothing_over() -> None:
     assert desk.queue._teams["A"].credit_slot_seconds == 0.0
 
 
+def test_a_debt_is_paid_from_the_end_of_the_wide_request_also_when_nobody_waits_then() -> None:
+    desk = Desk(4, HALVES)
+    desk.submit("A", slots=3)
+    desk.time.now = 10.0
+    desk.release("A1")
+    desk.time.now = 12.0
+    desk.submit("B", 5)
+    desk.submit("A", slots=3)
+    assert desk.queue.next_deadline() == 15.0  # ten seconds with one slot above its own, five with two below
+
+
+def test_what_a_team_consumed_counts_for_the_weights_of_others_at_once() -> None:
+    desk = Desk(4, dict.fromkeys("ABCS", "1/4"), borrow_order=WEIGHTED, half_life=1e12)
+    for team, cost in (("B", 10.0), ("C", 20.0), ("A", 100.0)):
+        desk.submit(team)
+        desk.time.now += 1.0
+        desk.release(f"{team}1", cost=cost)
+    # Of 130 units B's LF is 3.25, so it borrows with twice its weight, and C's is 1.6: B moves back by less. Without
+    # what A consumed, B's would have been 0.75.
+    assert desk.submit("B", 2) == ["own B2", "borrow B3"]
+    assert desk.submit("A") + desk.submit("C", 2) == ["own A2", "own C2", "hold C3"]
+    assert desk.release("A2") == ["borrow C3"]
+    assert desk.submit("C") + desk.submit("B") == ["hold C4", "hold B4"]
+    assert desk.release("B2", "C2") == ["borrow B4", "borrow C4"]
+
+
 def test_a_wide_request_that_leaves_is_waited_for_no_longer() -> None:
     desk = Desk(8, HALVES)
     desk.submit("A", slots=6)

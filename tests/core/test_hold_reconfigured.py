@@ -74,6 +74,17 @@ def test_the_order_among_borrowers_changes_at_once() -> None:
     assert sorted({word.split()[1][0] for word in said}) == ["A", "B"]
 
 
+def test_what_was_borrowed_by_rank_moves_no_tag_of_the_weighted_order() -> None:
+    desk = Desk(4, {"S": "1/2", "A": "1/4", "B": "1/4"})
+    assert desk.submit("A", 2) == ["own A1", "borrow A2"]
+    desk.time.now = 100.0
+    desk.release("A2")
+    desk.redispatch(borrow_order=BorrowOrder.WEIGHTED)
+    desk.submit("S", 4)
+    assert desk.submit("A") + desk.submit("B", 2) == ["hold A3", "own B1", "hold B2"]
+    assert desk.release("S1", "S2", "S3", "S4") == ["own S4", "borrow A3", "borrow B2"]
+
+
 def test_a_pool_that_falls_back_elsewhere_leaves_its_old_fallback_and_its_guests_there_end_as_they_would() -> None:
     first = Desk(1, {"S": 1}, seats=1, name="first", abort_grace_seconds=0.0)
     second = Desk(1, {"S": 1}, name="second")
