@@ -61,6 +61,9 @@ LONGEST_PAUSE_SECONDS = 30.0
 POLL_SECONDS = 1.0
 """How often the workers' counters are read: what a worker counted since is lost when it is killed."""
 
+HANGS_SECONDS = 5.0
+"""A worker that has not answered for so long is a finding."""
+
 SPARE_SECONDS = 10.0
 """Beyond the drain's limit, before a worker that does not end is killed."""
 
@@ -96,6 +99,8 @@ class _Worker:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     shown: str = ""
     """Its metrics, as it showed them last."""
+    silent_since: float | None = None
+    """Since when it has not answered; None: it answers."""
 
     def say(self, word: bytes) -> None:
         with suppress(OSError):  # it is gone, as its end tells
@@ -437,16 +442,23 @@ class Workers:
     async def _keep_polling(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            pools: dict[str, list[PoolJson]] = {}
-            for worker in [worker for worker in self._living if worker.ready.is_set()]:
-                try:
-                    worker.shown = (await self._ask(worker, "/metrics")).decode()
-                    pools[worker.seat.name] = msgspec.json.decode(
-                        await self._ask(worker, "/api/v1/pools"), type=list[PoolJson]
-                    )
-                except WorkerSilent:
-                    continue
+            polled = [worker for worker in self._living if worker.ready.is_set()]
+            shown = await asyncio.gather(*(self._poll(worker) for worker in polled))
+            pools = {worker.seat.name: each for worker, each in zip(polled, shown, strict=True) if each is not None}
             self._deciding = list(deciding_workers(pools).values())
+
+    async def _poll(self, worker: _Worker) -> list[PoolJson] | None:
+        """The pools as it shows them; None: it does not answer."""
+        asked_at = clock.monotonic()
+        try:
+            worker.shown = (await self._ask(worker, "/metrics")).decode()
+            pools = msgspec.json.decode(await self._ask(worker, "/api/v1/pools"), type=list[PoolJson])
+        except WorkerSilent:
+            if worker.silent_since is None:
+                worker.silent_since = asked_at
+            return None
+        worker.silent_since = None
+        return pools
 
     async def _ask(self, worker: _Worker, path: str) -> bytes:
         headers = [(b"Host", b"localhost")]
@@ -468,12 +480,20 @@ class Workers:
         ]
 
     def _findings(self) -> list[str]:
-        return [
+        now = clock.monotonic()
+        found = [
+            f"Worker {worker.seat.index} (process {worker.process.pid}) has not answered for {seconds:.0f} s: what is "
+            "connected to it waits. If that does not end, kill it; another one is started at once."
+            for worker in sorted(self._living, key=lambda worker: worker.seat.index)
+            if (seconds := 0.0 if worker.silent_since is None else now - worker.silent_since) >= HANGS_SECONDS
+        ]
+        found += [
             f"Worker {place.index} {place.trouble} and is not back yet ({place.restarts.in_a_row} deaths in a row); "
             "the others serve. The log says why it ended."
             for place in self._places
             if place.trouble
         ]
+        return found
 
 
 def _how_it_ended(code: int | None) -> str:

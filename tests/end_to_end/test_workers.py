@@ -125,11 +125,17 @@ def test_a_worker_that_hangs_is_replaced_all_the_same(tmp_path: Path, engine: En
     with started(lambda: serving(site(tmp_path, engine, more="limits: {drain: 1s}"))) as gateway:
         hangs, other = workers(gateway)
         os.kill(hangs, signal.SIGSTOP)
+
+        def said() -> bool:
+            return any(f"(process {hangs}) has not answered for" in each for each in gateway.pool()["findings"])
+
+        eventually(said, "the status page says it")
         gateway.signal(signal.SIGUSR2)
         gateway.line(gateway.err, "Every worker was replaced")
         assert not {hangs, other} & set(workers(gateway))
         assert any(f"(process {hangs}) has not ended within 11 s and is killed" in line for line in gateway.err)
         eventually(lambda: gateway.metric("fairshare_workers") == 2, "both places are taken")
+        eventually(lambda: not said(), "nobody hangs any more")
 
 
 def test_what_a_gateway_left_that_was_killed_as_a_whole_is_removed_by_the_next(
