@@ -17,7 +17,7 @@ from fairshare.errors import CallerError, OperatorError
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
 from fairshare.storage.ledger import LedgerRow, LedgerStore
-from support.storing import row
+from support.storing import row, write
 
 ROWS = [
     row(1, cost_units=0.1),
@@ -40,7 +40,7 @@ def made(path: Path, *by: str, only: dict[str, str] | None = None, rows: list[Le
         database = Database(SqliteFile(path))
         try:
             ledger = LedgerStore(database)
-            await ledger.write(rows, [], {}, now=0.0)
+            await write(ledger, rows)
             return await reports.report(ledger, Span(0.0, 100.0), where=UTC, by=by, only=only or {})
         finally:
             await database.close()

@@ -12,7 +12,7 @@ from fairshare.errors import CallerError, OperatorError
 from fairshare.storage.address import SqliteFile
 from fairshare.storage.database import Database
 from fairshare.storage.ledger import LedgerStore
-from support.storing import row
+from support.storing import row, write
 
 CONFIG = """
 pools: [{name: chat, capacity: 1, shares: {search: 1}, models: [tiny], instances: ["http://127.0.0.1:1"]}]
@@ -27,7 +27,7 @@ def config(tmp_path: Path, migrated_file: Path) -> Path:
 
     async def fill() -> None:
         database = Database(SqliteFile(tmp_path / "fairshare.sqlite3"))
-        await LedgerStore(database).write([row(10), row(20, team="ads", request_id="näme")], [], {}, now=0.0)
+        await write(LedgerStore(database), [row(10), row(20, team="ads", request_id="näme")])
         await database.close()
 
     asyncio.run(fill())

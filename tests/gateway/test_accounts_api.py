@@ -27,7 +27,7 @@ from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import Database
 from fairshare.storage.ledger import LedgerStore
 from gateway.rig import FakeClock
-from support.storing import row
+from support.storing import row, write
 
 ADMIN = {"Authorization": "Bearer the-admin-key"}
 
@@ -254,7 +254,7 @@ def test_what_is_wrong_is_said_in_the_shape_of_every_error(address: StoreAddress
 
 def test_a_report_is_what_the_command_shows(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
-        await LedgerStore(site.database).write([row(10), row(20)], [], {}, now=0.0)
+        await write(LedgerStore(site.database), [row(10), row(20)])
         report = await site.ask("GET", "report?month=1970-01&by=team,model")
         assert report["total"]["requests"] == 2
         assert report["rows"][0]["model"] == "tiny"
@@ -312,7 +312,7 @@ def test_an_operator_s_report_is_of_what_its_role_reaches(address: StoreAddress,
             row(12, team="ads", project=""),
             row(13, organisation="firm", team="sales", project=""),
         ]
-        await LedgerStore(site.database).write(rows, [], {}, now=0.0)
+        await write(LedgerStore(site.database), rows)
         viewer = await site.operator("viewer", reach)
         report = await site.ask("GET", "report?month=1970-01&by=project", headers=viewer)
         assert report["total"]["requests"] == seen
@@ -430,9 +430,7 @@ def test_whatever_an_operator_tries_nothing_that_it_does_not_reach_changes_or_sh
             budgets[(await site.ask("POST", "budgets", budget, expect=201))["id"]] = owner
             made = await site.ask("POST", "operators", {"role": "viewer", "reach": owner}, expect=201)
             operators[made["id"]] = owner
-        await LedgerStore(site.database).write(
-            [row(1), row(2, organisation="firm", team="sales", project="")], [], {}, now=0.0
-        )
+        await write(LedgerStore(site.database), [row(1), row(2, organisation="firm", team="sales", project="")])
         actor = await site.operator(role, reach)
 
         def owner() -> str:

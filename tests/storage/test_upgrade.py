@@ -14,7 +14,7 @@ from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import MIGRATIONS, Database
 from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore
 from fairshare.storage.schema import REVISION, ledger
-from support.storing import Run, row, running
+from support.storing import Run, row, running, write
 
 CONFIG = Config()
 CONFIG.set_main_option("script_location", str(MIGRATIONS))
@@ -115,7 +115,7 @@ def test_a_store_of_every_older_version_is_upgraded_with_all_that_is_in_it(older
         assert len(before["ledger"]) == len(before["keys"]) == len(before["audit"]) == 1
         # And it works.
         store = LedgerStore(database)
-        await store.write([row(2)], [], {}, now=0.0)
+        await write(store, [row(2)])
         assert [each async for page in store.rows(begins_at=0, ends_at=3) for each in page] == [row(2)]
 
     running(older, main)
@@ -128,7 +128,7 @@ def test_what_programs_of_older_versions_write_meanwhile_is_in_every_sum_once(ru
     async def main(database: Database) -> None:
         store = LedgerStore(database)
         theirs, ours = row(1, finish_reason=""), row(2)
-        await store.write([ours], [], {}, now=0.0)
+        await write(store, [ours])
         async with database.writing() as connection:
             values = msgspec.structs.asdict(theirs)
             del values["finish_reason"]

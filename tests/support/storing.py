@@ -1,14 +1,15 @@
 """Stores and rows for tests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from fairshare.storage.address import StoreAddress
 from fairshare.storage.database import Database
-from fairshare.storage.ledger import LedgerRow
+from fairshare.storage.ledger import Entry, LedgerRow, LedgerStore, UsageRow
+from fairshare.storage.schema import request_owners, request_ways, requests
 
 Run = Callable[[Callable[[Database], Awaitable[None]]], None]
 
@@ -72,3 +73,24 @@ def row(number: int, **other: Any) -> LedgerRow:
         finish_reason="stop",
     )
     return msgspec.structs.replace(base, **other)
+
+
+def entry(row: LedgerRow) -> Entry:
+    """What is written of a row."""
+    numbers, owner, way = (
+        tuple(getattr(row, name) for name in table.c.keys() if name in LedgerRow.__struct_fields__)  # noqa: SIM118
+        for table in (requests, request_owners, request_ways)
+    )
+    return numbers, owner, way
+
+
+async def write(
+    store: LedgerStore,
+    rows: Iterable[LedgerRow],
+    used: Iterable[UsageRow] = (),
+    keys_used: Mapping[str, float] | None = None,
+    *,
+    now: float = 0.0,
+) -> None:
+    """Write rows as a gateway does; each is made when it is asked for."""
+    await store.write(map(entry, rows), used, keys_used or {}, now=now)

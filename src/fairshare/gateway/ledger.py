@@ -9,9 +9,10 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC
 from itertools import islice
+from operator import attrgetter
 
 from fairshare.accounts.periods import months_to_roll_up, shown
 from fairshare.clock import Clock
@@ -20,14 +21,14 @@ from fairshare.core.priority import ServiceClass
 from fairshare.gateway.identity import Identity
 from fairshare.gateway.ports import LedgerCounts, Outcome, RequestRecord
 from fairshare.storage.database import Database, StoreReplaced, StoreUnavailable
-from fairshare.storage.ledger import LedgerRow, LedgerStore, Mark, UsageRow
+from fairshare.storage.ledger import Entry, Facts, LedgerStore, Mark, UsageRow
 
 log = logging.getLogger("fairshare.ledger")
 
 BATCH_SECONDS = 1.0
 """How often records are written: what a SIGKILL may lose."""
 
-BATCH_RECORDS = 1000
+BATCH_RECORDS = 2500
 """Records per transaction; so many that wait are written at once."""
 
 MAX_PENDING = 50_000
@@ -47,6 +48,9 @@ KEY_USED_SECONDS = 60.0
 """How often the store is told of a key that it was used again; each time costs as much as several records."""
 
 _CLASS_NAMES = {each: each.name.lower() for each in ServiceClass}
+_CANCELLED = Outcome.CANCELLED
+_KEY_USED = attrgetter("key_id", "arrived_at")
+_CHARGED = attrgetter("served_by", "team")
 
 
 class Ledger:
@@ -233,12 +237,11 @@ class Ledger:
 
     async def _write_batch(self) -> None:
         batch = list(islice(self._pending, BATCH_RECORDS))
-        # Not a list: a thousand rows made at once would keep the event loop for milliseconds.
-        rows = (self._row(record, self._first_number + index) for index, record in enumerate(batch))
         now, told = self._wall(), self._keys_told
-        used = {record.key_id: record.arrived_at for record in batch if record.key_id}
+        used = dict(map(_KEY_USED, batch))
+        used.pop("", None)
         news = {key: at for key, at in used.items() if abs(now - told.get(key, 0.0)) >= KEY_USED_SECONDS}
-        await self._store.write(rows, self._usage_of(batch), news, now=now)
+        await self._store.write(self._entries(batch), self._usage_of(batch), news, now=now)
         told.update(dict.fromkeys(news, now))
         for _ in batch:
             self._pending.popleft()
@@ -261,7 +264,7 @@ class Ledger:
 
     def _usage_of(self, batch: Iterable[RequestRecord]) -> list[UsageRow]:
         """The usage, now, of every team that a batch may have charged."""
-        charged = {(record.served_by, record.team) for record in batch if record.cost_units and record.served_by}
+        charged = set(map(_CHARGED, batch))
         now, pools = self._wall(), self._pools()
         usage = {name: pools[name].usage()[0] for name in {name for name, _ in charged} if name in pools}
         return [
@@ -276,46 +279,62 @@ class Ledger:
             for team, units in sorted(pool.usage()[0].items())
         ]
 
-    def _row(self, record: RequestRecord, number: int) -> LedgerRow:
-        names = self._names(record.key_id)
-        arrived_at = record.arrived_at
-        return LedgerRow(
-            self._writer,
-            number,
-            record.id,
-            arrived_at,
-            None if record.sent_seconds is None else arrived_at + record.sent_seconds,
-            None if record.first_byte_seconds is None else arrived_at + record.first_byte_seconds,
-            arrived_at + record.total_seconds,
-            "" if names is None else names.organisation,
-            record.team if names is None else names.team,
-            "" if names is None else names.project,
-            record.key_id,
-            "" if names is None else names.tag,
-            record.endpoint,
-            record.pool,
-            record.served_by,
-            record.instance_id,
-            record.model,
-            _CLASS_NAMES[record.service_class],
-            record.standing or "",
-            record.priority,
-            record.slots,
-            record.prompt_tokens,
-            record.cached_tokens,
-            record.completion_tokens,
-            record.cost_units,
-            record.estimated,
-            record.status,
-            record.outcome,
-            record.reason,
-            record.held_seconds,
-            record.recalls,
-            record.wasted_slot_seconds,
-            record.outcome is Outcome.CANCELLED,
-            record.degraded,
-            record.finish_reason,
-        )
+    def _entries(self, batch: Iterable[RequestRecord]) -> Iterator[Entry]:
+        """What is written of each record, made when it is asked for. Most of what an account costs is here."""
+        writer, number = self._writer, self._first_number
+        owners: dict[tuple[str, str], Facts] = {}
+        for record in batch:
+            arrived_at, sent_seconds, first_byte_seconds, outcome = (
+                record.arrived_at, record.sent_seconds, record.first_byte_seconds, record.outcome,
+            )  # fmt: skip
+            asked_by = record.key_id, record.team
+            owner = owners.get(asked_by)
+            if owner is None:
+                owner = owners[asked_by] = self._owner(*asked_by)
+            yield (
+                (
+                    arrived_at + record.total_seconds,
+                    writer,
+                    number,
+                    record.id,
+                    arrived_at,
+                    None if sent_seconds is None else arrived_at + sent_seconds,
+                    None if first_byte_seconds is None else arrived_at + first_byte_seconds,
+                    record.priority,
+                    record.slots,
+                    record.prompt_tokens,
+                    record.cached_tokens,
+                    record.completion_tokens,
+                    record.cost_units,
+                    record.held_seconds,
+                    record.recalls,
+                    record.wasted_slot_seconds,
+                ),
+                owner,
+                (
+                    record.endpoint,
+                    record.pool,
+                    record.served_by,
+                    record.instance_id,
+                    record.model,
+                    _CLASS_NAMES[record.service_class],
+                    record.standing or "",
+                    record.estimated,
+                    record.status,
+                    outcome,
+                    record.reason,
+                    outcome is _CANCELLED,
+                    record.degraded,
+                    record.finish_reason,
+                ),
+            )
+            number += 1
+
+    def _owner(self, key_id: str, team: str) -> Facts:
+        names = self._names(key_id)
+        if names is None:
+            return "", team, "", key_id, ""
+        return names.organisation, names.team, names.project, key_id, names.tag
 
     def _failed(self, error: StoreUnavailable) -> None:
         if isinstance(error, StoreReplaced) and self._is_open:
