@@ -18,7 +18,7 @@ from itertools import count
 from fairshare.core.decisions import Decision, Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
-from fairshare.replicas.messages import Estate, Message, Released
+from fairshare.replicas.messages import Estate, Message, Released, Submitted
 from fairshare.replicas.owner import Owner, OwnerOptions, Session
 from fairshare.replicas.replica import Replica, ReplicaOptions
 
@@ -40,6 +40,8 @@ GIVE_UP_SECONDS = 0.05
 class Costs:
     """What the owner's core is busy with, in seconds."""
 
+    wake: float
+    """To find out that there is something to do, when it slept."""
     frame: float
     """One read, and one written."""
     decision: float
@@ -70,9 +72,11 @@ class Found:
 class World:
     """One rate of requests, in virtual time."""
 
-    def __init__(self, rate: float, slots: int, costs: Costs, seed: int = 1) -> None:
+    def __init__(self, rate: float, slots: int, costs: Costs, *, one_frame_each: bool = False, seed: int = 1) -> None:
+        """`one_frame_each`: a replica that waits for an answer says nothing until it comes. None does so yet."""
         self.now = 0.0
         self.rate, self.slots, self.costs = rate, slots, costs
+        self.one_frame_each = one_frame_each
         self.rng = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -101,15 +105,15 @@ class World:
         """A frame is in the owner's socket."""
         self.arrived.append((node, messages))
         if not self.is_busy:
-            self.turn()
+            self.turn(self.costs.wake)
 
-    def turn(self) -> None:
+    def turn(self, seconds: float = 0.0) -> None:
         """One turn of the owner's event loop: everything that is there is read, decided and answered."""
         frames, self.arrived = self.arrived, []
         self.is_busy = bool(frames)
         if not frames:
             return
-        seconds = sum(self.costs.of(messages) for _, messages in frames)
+        seconds += sum(self.costs.of(messages) for _, messages in frames)
         self.busy_seconds += seconds
         for node, messages in frames:
             self.owner.received(node.session, messages, self.now)
@@ -158,6 +162,8 @@ class Node:
         self.number = 0
         self.submitted: dict[str, float] = {}
         self.flushes = False
+        self.waits = False
+        """For the answer to a frame."""
 
     def begins(self) -> None:
         self.world.arrives(self, self.replica.connected())
@@ -179,7 +185,9 @@ class Node:
         self.carry_out(decisions)
 
     def hears(self, messages: Sequence[Message]) -> None:
+        self.waits = False
         self.carry_out(self.replica.received(messages))
+        self.soon()
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -199,17 +207,21 @@ class Node:
 
     def flush(self) -> None:
         self.flushes = False
+        if self.waits and self.world.one_frame_each:
+            return
         if messages := self.replica.take_outbox():
+            self.waits = any(isinstance(message, Submitted) for message in messages)
             self.world.after(LINK_SECONDS, lambda: self.world.arrives(self, messages))
 
 
 def simulated(costs: Costs, rates: Sequence[int] = RATES, requests: int = 15_000) -> dict[str, list[Found]]:
-    """For `asked` and `lent` requests, rate after rate, up to the one that overruns the owner."""
+    """For requests of each kind, rate after rate, up to the one that overruns the owner."""
     found: dict[str, list[Found]] = {}
-    for kind, slots in (("asked", 2), ("lent", 1)):
+    for kind, slots, one_frame_each in (("asked", 2, False), ("asked, one frame each", 2, True), ("lent", 1, False)):
         found[kind] = []
         for rate in rates:
-            found[kind].append(World(rate, slots, costs).run(max(0.6, requests / rate)))
+            world = World(rate, slots, costs, one_frame_each=one_frame_each)
+            found[kind].append(world.run(max(0.6, requests / rate)))
             if found[kind][-1].p99_seconds > GIVE_UP_SECONDS:
                 break
     return found
@@ -233,11 +245,13 @@ def table(found: dict[str, list[Found]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frame-us", type=float, required=True, help="what a frame costs the owner, microseconds")
+    parser.add_argument("--wake-us", type=float, required=True, help="what it costs to wake the owner, microseconds")
+    parser.add_argument("--frame-us", type=float, required=True, help="what a frame costs it")
     parser.add_argument("--decision-us", type=float, required=True, help="an acquire and its release, without frames")
     parser.add_argument("--charge-us", type=float, required=True, help="a charge, nothing asked")
     given = parser.parse_args()
-    print("\n".join(table(simulated(Costs(given.frame_us * 1e-6, given.decision_us * 1e-6, given.charge_us * 1e-6)))))
+    in_us = (given.wake_us, given.frame_us, given.decision_us, given.charge_us)
+    print("\n".join(table(simulated(Costs(*(us * 1e-6 for us in in_us))))))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,10 @@ from fairshare.compose import relieve_collector
 from fairshare.core.decisions import Decision, DispatchQueue, Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
-from fairshare.gateway.replication import ReplicaSpec, Replication
+from fairshare.gateway.replication import CODECS, ReplicaSpec, Replication
+from fairshare.replicas.link import LinkOptions, PeerLink
 from fairshare.replicas.member import MemberOptions
+from fairshare.replicas.messages import Announce, Envelope, Message, OnLink, Released, Sent, Submitted
 from fairshare.replicas.owner import OwnerOptions
 from fairshare.replicas.peers import PeerAddress
 from fairshare.storage.address import SqliteFile
@@ -59,6 +61,8 @@ KINDS = {"asked": 2, "lent": 1}
 
 HALF_RATE = 10_000.0
 """Decisions per second at which latency is measured at most: half of what an owner is to make."""
+
+SECRET = b"s" * 32
 
 STREAMS = 256
 """Open at once: enough that what idle workers cost is a small part."""
@@ -120,7 +124,7 @@ async def replica(job: Mapping[str, Any], measures: Mapping[str, "Measure"]) -> 
 
     replication = Replication(
         ReplicaSpec(
-            name=job["name"], listen=PeerAddress("", 0, str(folder / job["name"])), advertise=None, secret=b"s" * 32
+            name=job["name"], listen=PeerAddress("", 0, str(folder / job["name"])), advertise=None, secret=SECRET
         ),
         database=Database(SqliteFile(folder / "store.sqlite3")),
         decided=decided,
@@ -206,7 +210,61 @@ async def all_decided(asker: Asker) -> None:
         await asyncio.sleep(0.001)
 
 
-MEASURES: dict[str, Measure] = {"closed": closed, "paired": paired}
+class Crowd:
+    """So many replicas in one process, each with one request open: what an owner is told comes in many frames."""
+
+    def __init__(self, slots: int) -> None:
+        self.decisions = 0
+        self.is_over = False
+        self._links = 0
+        self._slots = slots
+        self._number = 0
+
+    def connected(self, link: PeerLink[OnLink]) -> None:
+        self._links += 1
+        self._say(link, [Announce(f"crowd{self._links}", (), (), (), 0.0, True), self._next()])
+
+    def received(self, link: PeerLink[OnLink], messages: list[OnLink]) -> None:
+        for envelope in messages:
+            if isinstance(envelope, Envelope):
+                for sent in envelope.messages:
+                    if isinstance(sent, Sent):
+                        self.decisions += 1
+                        ended = Released(self.decisions, sent.id, "chat", "team0", 1.0)
+                        self._say(link, [ended] if self.is_over else [ended, self._next()])
+
+    def disconnected(self, link: PeerLink[OnLink], reason: str) -> None:
+        if not self.is_over:
+            raise SystemExit(f"a link of the crowd was lost: {reason}")
+
+    def _next(self) -> Submitted:
+        self._number += 1
+        return Submitted.of(Request(str(self._number), "team0", slots=self._slots), "chat")
+
+    def _say(self, link: PeerLink[OnLink], messages: list[Message]) -> None:
+        link.send(Envelope("chat", 1, True, messages))
+
+
+async def crowd(asker: Asker, job: Mapping[str, Any]) -> dict[str, float]:
+    """As many as so many replicas can make that have one request open each."""
+    handler = Crowd(asker.slots)
+    links: list[PeerLink[OnLink]] = []
+    for number in range(job["replicas"]):
+        options = LinkOptions(
+            replica=f"crowd{number}", secret=SECRET, codecs=CODECS, clock=time.monotonic, nonce=os.urandom
+        )
+        link = PeerLink(options, handler, dials=True, made=lambda _: None, ended=lambda _: None)
+        await asyncio.get_running_loop().create_unix_connection(lambda link=link: link, job["path"])
+        links.append(link)
+    await asyncio.sleep(job["seconds"])
+    handler.is_over = True
+    await asyncio.sleep(0.1)  # until what is open is decided
+    for link in links:
+        link.close("that was all")
+    return {"decisions": handler.decisions, "seconds": job["seconds"]}
+
+
+MEASURES: dict[str, Measure] = {"closed": closed, "paired": paired, "crowd": crowd}
 
 
 class Replica:
@@ -288,6 +346,11 @@ def decisions(askers: int, seconds: float) -> dict[str, dict[str, float]]:
         if askers == 1:
             one, cpu = run({"kind": "closed", "slots": KINDS["asked"], "open": 1, "seconds": seconds / 2})
             rows["alone"] = {"cpu_us": cpu / one[0]["decisions"] * 1e6}
+            path = str(Path(folder) / "owner")
+            many, cpu = run(
+                {"kind": "crowd", "slots": KINDS["asked"], "replicas": REPLICAS, "path": path, "seconds": seconds}
+            )
+            rows["crowd"] = {"cpu_us": cpu / many[0]["decisions"] * 1e6}
         return rows
 
 
@@ -303,10 +366,13 @@ def local_decision_us(seconds: float) -> float:
 
 
 def costs_of(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Costs:
-    """Taken apart: with one request open a decision is a frame, with many open hardly any part of one."""
+    """Taken apart: of one asker with one request open each decision is a frame, and finds the owner asleep; of many
+    askers with one open each it is a frame; with many open hardly any part of one."""
     one = rows["1"]
     decision = one["asked"]["cpu_us"]
-    return Costs((one["alone"]["cpu_us"] - decision) * 1e-6, decision * 1e-6, one["lent"]["cpu_us"] * 1e-6)
+    frame = one["crowd"]["cpu_us"] - decision
+    wake = one["alone"]["cpu_us"] - one["crowd"]["cpu_us"]
+    return Costs(wake * 1e-6, frame * 1e-6, decision * 1e-6, one["lent"]["cpu_us"] * 1e-6)
 
 
 # ---------------------------------------------------------------------- part "workers"
@@ -423,8 +489,9 @@ def requests(counts: Sequence[int], rounds: int, seconds: float) -> dict[str, di
 
 def decisions_table(local_us: float, rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     lines = [
-        f"CPU of a decision in the same process: {local_us:.0f} µs. With one request open at a time, asked: "
-        f"{rows['1']['alone']['cpu_us']:.0f} µs at the owner.",
+        f"CPU of a decision in the same process: {local_us:.0f} µs. At the owner, asked: with one request open at a "
+        f"time {rows['1']['alone']['cpu_us']:.0f} µs, of {REPLICAS} replicas with one open each "
+        f"{rows['1']['crowd']['cpu_us']:.0f} µs.",
         "",
         "| askers | | decisions/s that came out | owner's CPU per decision | so one core makes "
         "| at a rate of | load of the owner's core | added p50 | added p99 |",
@@ -509,8 +576,9 @@ def main() -> None:
             shows(
                 "limit",
                 [
-                    f"A frame costs {costs.frame * 1e6:.0f} µs, a decision {costs.decision * 1e6:.0f} µs, a charge "
-                    f"{costs.charge * 1e6:.0f} µs; {REPLICAS} replicas, {TEAMS} teams.",
+                    f"To be woken costs {costs.wake * 1e6:.0f} µs, a frame {costs.frame * 1e6:.0f} µs, a decision "
+                    f"{costs.decision * 1e6:.0f} µs, a charge {costs.charge * 1e6:.0f} µs; {REPLICAS} replicas, "
+                    f"{TEAMS} teams.",
                     "",
                     *table(found),
                 ],

@@ -58,6 +58,7 @@ from replicas import (
     KINDS,
     MEASURES,
     OPEN_AT_ONCE,
+    SECRET,
     TEAMS,
     Apart,
     Asker,
@@ -74,7 +75,6 @@ from replicas import (
     write,
 )
 
-SECRET = b"s" * 32
 ASKED_SLOTS = KINDS["asked"]
 FRAMES = (1, 16)
 """Decisions in a frame."""

@@ -177,6 +177,8 @@ class Member:
         """The owner's session with the replica in this process."""
         self._sessions: dict[str, Session] = {}
         """While it owns: the newest session of each peer."""
+        self._spoken: list[Session] = []
+        """Those of them in which something was said that is not sent."""
         self._replica = Replica(
             replica=replica,
             pools=tuple(settings),
@@ -481,7 +483,7 @@ class Member:
                 return
             if session is not None:
                 self._owner.disconnected(session, now)
-            session = self._sessions[peer] = Session(peer, envelope.session)
+            session = self._sessions[peer] = Session(peer, envelope.session, spoken=self._spoken)
         if session.link_number == envelope.session:
             self._owner.received(session, envelope.messages, now)
 
@@ -509,7 +511,7 @@ class Member:
         self._replica.disconnected()
         if owner is not None:
             owner.resign()
-            self._flush_of(owner)
+            self._flush_spoken()
         self._sessions = {}
 
     # ------------------------------------------------------------------ as a follower
@@ -568,18 +570,19 @@ class Member:
         self._finish(self._replica.settle())
 
     def _flush(self) -> None:
-        if self._owner is not None:
-            self._flush_of(self._owner)
+        if self._spoken:
+            self._flush_spoken()
         if self._joined is not None and self._replica.state is ReplicaState.FOLLOWING:
             messages = self._replica.take_outbox()
             if messages:
                 self._ports.send(self._joined, Envelope(self.lease, self._session_number, True, messages))
 
-    def _flush_of(self, owner: Owner) -> None:
-        for session in self._sessions.values():
-            if session.outbox:
+    def _flush_spoken(self) -> None:
+        for session in self._spoken:
+            if session.outbox and self._sessions.get(session.peer) is session:
                 said, session.outbox = session.outbox, []
                 self._ports.send(session.peer, Envelope(self.lease, session.link_number, False, said))
+        self._spoken.clear()
 
 
 class Router:

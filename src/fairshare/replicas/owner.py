@@ -126,9 +126,13 @@ class Session:
     """Recalled requests whose engine's connection is still open."""
     borrows: bool = False
     """Slots may be lent to it."""
+    spoken: "list[Session] | None" = None
+    """Where it puts itself when there is something to send, so that nobody looks for it among all replicas."""
 
     def say(self, message: Message) -> None:
         self.sent += 1
+        if self.spoken is not None and not self.outbox:
+            self.spoken.append(self)
         self.outbox.append(message)
 
 
