@@ -9,6 +9,7 @@ import pytest
 
 from fairshare.core.decisions import HoldOptions, Mode
 from fairshare.core.priority import ServiceClass
+from fairshare.gateway.data_port import MAX_BACKLOG_BYTES, MAX_PIPELINED
 from fairshare.gateway.options import Limits
 from fairshare.gateway.ports import Outcome
 from gateway.hostile_engine import DONE, END, STREAM_HEAD, Asked, Wire, chunk, event, forever, sends
@@ -450,6 +451,20 @@ def test_ten_thousand_pipelined_requests_neither_recurse_nor_pile_up() -> None:
             except (asyncio.IncompleteReadError, ConnectionError):
                 pass
             assert set(statuses) == {404}
+
+    run(main)
+
+
+def test_what_is_pipelined_beyond_the_limit_is_not_answered_in_the_place_of_another() -> None:
+    async def main() -> None:
+        async with Rig.started() as rig:
+            client = await rig.client()
+            ids = [f"n{number}" for number in range(MAX_PIPELINED)]
+            pieces = [request_bytes("/nowhere", headers={"x-request-id": name}) for name in [*ids, "one too many"]]
+            client.writer.write(b"".join(pieces) + b"GARBAGE\r\n\r\n" + bytes(2 * MAX_BACKLOG_BYTES))
+            assert [(await client.read()).headers["x-request-id"] for _ in ids] == ids
+            # An end and no reset, which could cost the client answers that it has not read.
+            assert await client.reader.read() == b""
 
     run(main)
 

@@ -539,6 +539,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse_rest(self, problem: RequestProblem) -> None:
         """What came cannot be read, nor what comes behind it: answer `problem` in its turn, then close."""
+        if self._broken:
+            return  # it is behind what was given up already: its answer would be taken for that of another request
         self._broken = True
         self._port.counters.bad_requests_total += 1
         reading, self._reading = self._reading, None
@@ -591,7 +593,7 @@ class ClientConnection(asyncio.Protocol):
                 if self._ready:
                     self._start(self._ready.popleft())
                 elif self._broken:
-                    self._close()
+                    self._linger()
                 elif self._backlog:
                     data = b"".join(self._backlog)
                     self._backlog.clear()
