@@ -1,10 +1,11 @@
 """Where one owner per pool ends: the real machines in virtual time, one core that decides for all.
 
-    python bench/owner_limit.py --frame-us 12 --decision-us 18 --charge-us 4    # as `make bench-replicas` measures
+    python bench/owner_limit.py --wake-us 40 --frame-us 24 --decision-us 18 --charge-us 4    # costs of bench-replicas
 
 Requests come to the replicas at random times and run for a moment; the owner's core takes whatever has arrived, is busy
-for as long as that costs (so much for each frame and for each message), and answers. How long requests wait for their
-decision follows from the load. `asked`: requests that take two slots, about each of which the owner is asked. `lent`:
+for as long as that costs (so much to be woken, for each frame and for each message), and answers. How long requests
+wait for their decision follows from the load. `asked`: requests that take two slots, about each of which the owner is
+asked. `asked, one frame each`: the same if a replica that waits for an answer said nothing more until it came. `lent`:
 requests of one slot, most of which use a slot that was lent.
 """
 
@@ -94,6 +95,7 @@ class World:
         self.nodes = [Node(self, f"r{number}") for number in range(REPLICAS)]
         self.arrived: list[tuple[Node, Sequence[Message]]] = []
         self.is_busy = False
+        self.busy_until = 0.0
         self.busy_seconds = 0.0
         self.asked = 0
         self.waits: list[float] = []
@@ -114,6 +116,7 @@ class World:
         if not frames:
             return
         seconds += sum(self.costs.of(messages) for _, messages in frames)
+        self.busy_until = self.now + seconds
         self.busy_seconds += seconds
         for node, messages in frames:
             self.owner.received(node.session, messages, self.now)
@@ -133,12 +136,14 @@ class World:
             do()
             if not measured and self.now > warm_seconds:
                 measured = True
-                self.busy_seconds, self.asked = 0.0, 0
+                self.busy_seconds, self.asked = max(0.0, self.busy_until - self.now), 0
                 self.waits.clear()
-        waits = sorted(self.waits)
+        still_waiting = (self.now - at for node in self.nodes for at in node.submitted.values())
+        waits = sorted([*self.waits, *still_waiting])
+        busy_seconds = self.busy_seconds - max(0.0, self.busy_until - self.now)
         return Found(
             rate=self.rate,
-            load=self.busy_seconds / (self.now - warm_seconds),
+            load=busy_seconds / (self.now - warm_seconds),
             asked=self.asked / len(waits),
             p50_seconds=waits[len(waits) // 2],
             p99_seconds=waits[int(len(waits) * 0.99)],
