@@ -243,7 +243,7 @@ def test_a_limit_that_comes_later_counts_what_others_said_before_it_was_known_he
     assert not isinstance(site.ask(0), Denied)
     bind(site.gates[0], site.now)
     bind(site.gates[0], site.now, *site.rows)
-    site.fleets[0].rules_changed(site.now)
+    site.fleets[0].rules_changed(site.gates[0].news(), site.now)
     assert isinstance(site.ask(0), Denied)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,36 @@ def test_a_sqlite_file_is_for_its_owner_only_and_is_not_made_by_reading(tmp_path
         assert path.stat().st_mode & 0o777 == 0o600
         assert await AccountStore(database).version() == 0
         await database.close()
+
+    asyncio.run(main())
+
+
+OPEN_AND_CLOSE = """
+import sqlite3, sys
+store = sqlite3.connect(sys.argv[1])
+store.execute("update changes set version = version + 1")
+store.commit()
+store.close()
+"""
+"""As a command does beside a gateway. The last connection that is closed takes the log away with it."""
+
+
+def test_a_program_that_closes_a_sqlite_store_leaves_the_log_to_those_who_have_it_open(
+    tmp_path: Path, migrated_file: Path
+) -> None:
+    path = Path(shutil.copy(migrated_file, tmp_path / "fairshare.sqlite3"))
+
+    async def main() -> None:
+        first, second = Database(SqliteFile(path)), Database(SqliteFile(path))
+        for version, database in enumerate((first, second, first), start=1):
+            await database.migrate()
+            assert await AccountStore(first).version() == version - 1
+            command = [sys.executable, "-c", OPEN_AND_CLOSE, str(path)]
+            await asyncio.to_thread(subprocess.run, command, check=True, timeout=30)
+            assert path.with_name("fairshare.sqlite3-wal").exists()
+        assert await AccountStore(first).version() == 3
+        await first.close()
+        await second.close()
 
     asyncio.run(main())
 

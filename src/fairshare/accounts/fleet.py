@@ -10,7 +10,7 @@ the other replicas admit between two reports and on the way of one; and by repli
 what each of them admits alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -134,11 +134,8 @@ class Fleet:
         self._gate.counted_elsewhere(report.replica, report.counted, now)
         return True
 
-    def rules_changed(self, now: float) -> None:
-        """The gate may have other limits and budgets: what others counted of new ones holds too."""
-        new = self._gate.news()
-        if not new:
-            return
+    def rules_changed(self, new: Container[str], now: float) -> None:
+        """These owners have limits or budgets that are new to the gate: what others counted of them holds too."""
         for name, other in self._others.items():
             counted = other.counted()
             windows = [each for each in counted.windows if each.owner in new]

@@ -662,10 +662,20 @@ class Gate:
                 [InFlightCount(meter.owner, meter.here) for meter in self._in_flight.values() if meter.here],
                 self.charges(),
             )
+        # A request that ends may touch a limit or budget that is not in force any more.
         counted = Counted(
-            [each for window in self._touched_windows for each in window.counted(everything=False)],
-            [InFlightCount(meter.owner, meter.here) for meter in self._touched_in_flight],
-            [budget.count() for budget in self._touched_budgets],
+            [
+                each
+                for window in self._touched_windows
+                if self._windows.get((window.owner, window.kind)) is window
+                for each in window.counted(everything=False)
+            ],
+            [
+                InFlightCount(meter.owner, meter.here)
+                for meter in self._touched_in_flight
+                if self._in_flight.get(meter.owner) is meter
+            ],
+            [budget.count() for budget in self._touched_budgets if self._budgets.get(budget.row.id) is budget],
         )
         self._touched_windows.clear()
         self._touched_in_flight.clear()

@@ -209,6 +209,7 @@ class LiveAccounts:
         """Read everything, and look for changes from now on. A store that does not answer is asked again."""
         await self._look()
         await self._count()
+        self._ticked()  # some may be over a soft budget
         self._tasks = [asyncio.create_task(self._keep(do)) for do in (self._look, self._count)]
 
     async def stop(self) -> None:
@@ -317,8 +318,9 @@ class LiveAccounts:
                 if zones
                 else None
             )
-        if self._fleet is not None:
-            self._fleet.rules_changed(now)
+        new = self._gate.news()
+        if self._fleet is not None and new:
+            self._fleet.rules_changed(new, now)
         if last is None or rules.operators is not last.operators:
             self._operators = {
                 bytes.fromhex(row.sha256): Actor(name=f"operator {row.id}", role=Role(row.role), node_id=row.node_id)

@@ -5,6 +5,7 @@ that it never fails half way. Every wait is bounded, whatever the store does.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -219,9 +220,19 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _create_private(path: Path) -> None:
-    """The file, for its owner only: it names teams and says what they use."""
+    """The file, for its owner only: it names teams and says what they use.
+
+    One that is there is not opened: closing it would take the locks from every connection of this process (POSIX has it
+    so), and the next program to close the store would then delete the log under the connections that are left.
+    """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        if path.exists():
+            if not os.access(path, os.R_OK | os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        pass  # another process made it meanwhile
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise StoreUnavailable(f"the store {path} cannot be written ({reason})") from None
