@@ -141,6 +141,12 @@ def test_a_hard_budget_counts_what_runs_by_estimate_and_what_ended_as_charged() 
     admitted(ask(it, NOON + 12 * 3600))
 
 
+def test_large_numbers_are_said_in_full() -> None:
+    it = gate(budget(hard_cost_units=2_500_000.0))
+    charge(it, 2_500_001.25)
+    assert "is 2500000, and 2500001.25 is used" in denied(ask(it)).message()
+
+
 def test_a_total_budget_never_starts_again() -> None:
     it = gate(budget(period="total", hard_cost_units=3.0))
     charge(it, 3.0)

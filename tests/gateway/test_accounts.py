@@ -381,6 +381,33 @@ def test_a_change_costs_nothing_for_keys_that_nobody_shows_then(
     on(address, main)
 
 
+def test_a_budget_that_comes_is_counted_at_once(address: StoreAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own task would look for it within half a second, too, but a change is to be in force within one."""
+
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "team:search")
+        await site.look()
+        site.finish(made.key, 3.0)
+        monkeypatch.setattr("fairshare.gateway.accounts.POLL_SECONDS", 1e6)
+        await site.live.start()
+        counted = asyncio.Event()
+        count = site.live._count_budgets  # pyright: ignore[reportPrivateUsage]
+
+        async def noted() -> None:
+            await count()
+            if site.live.budgets():
+                counted.set()
+
+        monkeypatch.setattr(site.live, "_count_budgets", noted)
+        await site.service.add_budget(ROOT, "team:search", period=Period.TOTAL, hard_cost_units=9.0)
+        await site.live._look()  # pyright: ignore[reportPrivateUsage]
+        await counted.wait()
+        assert [budget.used for budget in site.live.budgets()] == [3.0]
+        await site.live.stop()
+
+    on(address, main)
+
+
 def test_limits_come_change_and_go_and_what_they_counted_goes_on(address: StoreAddress) -> None:
     async def main(site: Site) -> None:
         made = await site.service.add_key(ROOT, "team:search")

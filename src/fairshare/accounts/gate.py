@@ -56,7 +56,7 @@ class Denied:
             else f"Try again in {self.retry_after_seconds:.0f} s."
         )
         kind, _, name = self.owner.partition(":")
-        return f"The {self.what} of {kind} {name!r} is {self.limit:g}, and {self.used:g} is used. {when}"
+        return f"The {self.what} of {kind} {name!r} is {self.limit:.12g}, and {self.used:.12g} is used. {when}"
 
 
 class WindowCount(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -55,7 +55,9 @@ def zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # not there, no name at all, or a folder of names
-        raise CallerError(f"there is no time zone {name!r}; write an IANA name such as Europe/Berlin, or UTC") from None
+        raise CallerError(
+            f"there is no time zone {name[:80]!r}; write an IANA name such as Europe/Berlin, or UTC"
+        ) from None
 
 
 def point(text: str, where: tzinfo) -> float:

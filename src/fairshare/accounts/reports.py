@@ -44,7 +44,7 @@ def dimensions(text: str) -> tuple[str, ...]:
     names = tuple(filter(None, (part.strip() for part in text.split(","))))
     for name in names:
         if name not in COLUMNS:
-            raise CallerError(f"there is nothing called {name!r} to group by; use {', '.join(COLUMNS)}")
+            raise CallerError(f"there is nothing called {name[:80]!r} to group by; use {', '.join(COLUMNS)}")
     if len(set(names)) < len(names):
         raise CallerError(f"{text!r} names something twice")
     return names

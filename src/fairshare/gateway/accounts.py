@@ -5,7 +5,7 @@ One task looks for changes twice a second. While the store is away, what was rea
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import fsum, isinf
 from typing import NamedTuple, assert_never
 
@@ -93,6 +93,8 @@ class LiveAccounts:
         """Key id → what was shown for it last. Of requests that run when their key ends, the owner stays known."""
         self._is_away = False
         self._without_zone: str | None = None
+        self._uncounted = asyncio.Event()
+        """There may be budgets of which it is not known what they were charged."""
         self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------ directory
@@ -210,7 +212,7 @@ class LiveAccounts:
         await self._look()
         await self._count()
         self._ticked()  # some may be over a soft budget
-        self._tasks = [asyncio.create_task(self._keep(do)) for do in (self._look, self._count)]
+        self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self._keep_counting())]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -223,11 +225,20 @@ class LiveAccounts:
             return "Keys, limits and budgets are as they were read last: the store does not answer."
         return self._without_zone
 
-    @staticmethod
-    async def _keep(do: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            await do()
+            await self._look()
+
+    async def _keep_counting(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._uncounted.wait()
+            except TimeoutError:
+                pass
+            self._uncounted.clear()
+            await self._count()
 
     async def _look(self) -> None:
         """Follow what was changed in the store."""
@@ -311,6 +322,7 @@ class LiveAccounts:
             self._identities.clear()
         if last is None or (rules.nodes, rules.budgets, rules.increases) != (last.nodes, last.budgets, last.increases):
             self._gate.load(rules, now)
+            self._uncounted.set()
             zones = {each.row.time_zone for each in self._gate.budgets() if not each.knows_zone}
             self._without_zone = (
                 f"Budgets in {', '.join(sorted(zones))} begin at midnight UTC here: this machine does not know such "
@@ -401,7 +413,7 @@ class LiveAccounts:
         self._told(passed)
         kind, _, name = passed.owner.partition(":")
         log.warning(
-            "%s %r is over its soft budget %d: %g of %g cost units are used%s.",
+            "%s %r is over its soft budget %d: %.12g of %.12g cost units are used%s.",
             kind,
             name,
             passed.budget_id,
