@@ -2,6 +2,7 @@
 
     make bench                    # the table below, and bench/results/gateway.json
     make bench BENCH="--rounds 3 --seconds 4 --litellm"
+    make bench BENCH="--ledger"   # what the account of requests is of the gateway's CPU, and nothing else
 
 CPU is the gateway process's own (and its children's), from the kernel's accounting. A streamed chunk's cost is what a
 streamed request costs beyond a whole one, over its chunks. Added latency is paired: the same request to the gateway and
@@ -24,25 +25,37 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from fairshare.simulator import traces
 from processes import BENCH, PEERS, Load, Process, free_ports, measured
 
 CHUNKS = 100
 STREAMS = 40
 CONNECTIONS = 32
 OPEN_STREAMS = (1000, 5000, 9000)
+BUSY_STREAMS = 400
+"""As many at once, each with a piece every ten milliseconds, as make a gateway busy."""
+TRACE = "azure2023_conv.csv.gz"
+"""The lengths of whose answers the mix has."""
+MIX = 997
+"""Streams of different lengths in the mix; a prime number, so that every connection comes to all of them."""
 WHOLE = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Tell me something about fair queueing, please. " * 8}],
     "max_tokens": 40,
 }
 STREAMED = {**WHOLE, "stream": True, "max_tokens": CHUNKS}
+
+
+Store = Literal["none", "accounts", "ledger"]
+SERVE = (sys.executable, "-m", "fairshare", "serve", "--log-level", "warning", "-c")
+SERVE_WITHOUT_LEDGER = (sys.executable, str(BENCH / "without_ledger.py"), *SERVE[3:])
 
 
 def key_of(number: int) -> str:
@@ -55,13 +68,13 @@ def fairshare(
     *,
     teams: int = 2,
     keys_per_team: int = 1,
-    ledger: bool = False,
-    command: Sequence[str] = (sys.executable, "-m", "fairshare", "serve", "--log-level", "warning", "-c"),
+    store: Store = "none",
+    command: Sequence[str] = SERVE,
 ) -> tuple[Process, list[str]]:
     """The gateway with everything on: keys, hold, accounting of usage, metrics. Access log off, as by default.
 
-    `command`: what starts it, but for the path of its settings. `ledger`: it also writes every request to a SQLite
-    file, which `vllm-router` has nothing like.
+    `command`: what starts it, but for the path of its settings. `store`: it has a SQLite file, which `vllm-router` has
+    nothing like, for accounts and limits only, or (`ledger`) it also writes every request there.
     """
     port, admin = free_ports(2)
     names = [f"team{number}" for number in range(teams)]
@@ -70,7 +83,7 @@ def fairshare(
         "listen": f"127.0.0.1:{port}",
         "admin": f"127.0.0.1:{admin}",
         "limits": {"max_connections": 10_000},
-        "store": {} if ledger else "none",
+        "store": "none" if store == "none" else {},
         "pools": [
             {
                 "name": "chat",
@@ -93,12 +106,13 @@ def fairshare(
             for number, name in enumerate(names)
         ],
     }
-    name = f"fairshare-{teams}-{keys_per_team}{'-ledger' if ledger else ''}"
-    path = folder / f"{name}.yaml"
+    name = f"fairshare-{teams}-{keys_per_team}{'' if store == 'none' else '-' + store}"
+    (folder / name).mkdir(exist_ok=True)  # a store lies beside the settings
+    path = folder / name / "fairshare.yaml"
     path.write_bytes(msgspec.json.encode(config))
     process = Process(
         name,
-        [*command, str(path)],
+        [*(SERVE_WITHOUT_LEDGER if store == "accounts" else command), str(path)],
         f"http://127.0.0.1:{port}",
         health_url=f"http://127.0.0.1:{admin}/readyz",
     )
@@ -199,6 +213,50 @@ def memory(start: Any, sizes: tuple[int, ...]) -> dict[str, float]:
     return found
 
 
+class LedgerLoad(NamedTuple):
+    """A load under which gateways with and without an account of requests are compared."""
+
+    name: str
+    job: dict[str, Any]
+
+    def round(self, targets: Sequence[Target], seconds: float) -> None:
+        for target in targets:
+            before = target.process.cpu_seconds()
+            done = measured({**target.job("closed", STREAMED, seconds=seconds), **self.job})
+            target.rest()
+            target.add(self.name, (target.process.cpu_seconds() - before) / done["requests"] * 1e6)
+
+
+def ledger_loads() -> list[LedgerLoad]:
+    outputs = [row.output_tokens for row in traces.read(traces.find(TRACE))]
+    mix = random.Random(1).sample(outputs, MIX)
+    busy = {"connections": BUSY_STREAMS}
+    return [
+        LedgerLoad("whole answers", {"body": WHOLE, "connections": CONNECTIONS}),
+        LedgerLoad("streams of 10 pieces", busy | {"max_tokens": [10]}),
+        LedgerLoad("streams of 100 pieces", busy | {"max_tokens": [100]}),
+        LedgerLoad(f"streams of {statistics.mean(mix):.0f} pieces, as in {TRACE}", busy | {"max_tokens": mix}),
+    ]
+
+
+def shares(none: Target, accounts: Target, ledger: Target) -> Table:
+    """What a request costs, and what of it is the account: the median of the differences in each round."""
+    shown = Table(title="CPU, us per request; in brackets the quartiles over the rounds")
+    for column in ("load", "no store", "with accounts", "and the ledger", "the ledger's own", "of the whole"):
+        shown.add_column(column, justify="left" if column == "load" else "right")
+    for load, costs in ledger.figures.items():
+        own = [with_it - without for with_it, without in zip(costs, accounts.figures[load], strict=True)]
+        low, middle, high = statistics.quantiles(own, n=4) if len(own) > 1 else own * 3
+        whole = statistics.median(costs)
+        shown.add_row(
+            load,
+            *(f"{target.median(load):,.1f}" for target in (none, accounts, ledger)),
+            f"{middle:,.1f} ({low:,.1f} to {high:,.1f})",
+            f"{middle / whole:.1%}",
+        )
+    return shown
+
+
 @contextmanager
 def ended(target: Target) -> Iterator[Target]:
     try:
@@ -231,6 +289,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--litellm", action="store_true", help="measure LiteLLM too (make peers-litellm installs it)")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--ledger", action="store_true", help="only what the account of requests costs (minutes)")
     parser.add_argument("--out", type=Path, default=BENCH / "results" / "gateway.json")
     given = parser.parse_args()
     console = Console()
@@ -244,14 +303,30 @@ def main() -> None:
         engine = Process("direct", command, url, health_url=url + "/health")
         stack.callback(engine.end)
 
-        def ours(teams: int = 2, keys_per_team: int = 1, *, ledger: bool = False) -> Target:
-            return Target(*fairshare(engine, folder, teams=teams, keys_per_team=keys_per_team, ledger=ledger))
+        def ours(teams: int = 2, keys_per_team: int = 1, *, store: Store = "none") -> Target:
+            return Target(*fairshare(engine, folder, teams=teams, keys_per_team=keys_per_team, store=store))
+
+        if given.ledger:
+            loads = ledger_loads()
+            kept: tuple[Store, ...] = ("none", "accounts", "ledger")
+            compared = [ours(10, 1, store=store) for store in kept]
+            for target in compared:
+                stack.callback(target.process.end)
+            with Progress(console=console) as progress:
+                work = progress.add_task("rounds", total=given.rounds * len(loads))
+                for _ in range(given.rounds):
+                    for load in loads:
+                        progress.update(work, description=load.name)
+                        load.round(rng.sample(compared, len(compared)), given.seconds)
+                        progress.advance(work)
+            console.print(shares(*compared))
+            return
 
         def router() -> Target:
             return Target(vllm_router(engine), ["none"])
 
         targets = [ours(), router(), Target(engine, ["none"])]
-        scaled = [ours(10, 1), ours(1000, 1), ours(10, 10_000), ours(10, 1, ledger=True)]
+        scaled = [ours(10, 1), ours(1000, 1), ours(10, 10_000), ours(10, 1, store="ledger")]
         if given.litellm:
             targets.append(Target(litellm(engine, folder), ["none"]))
         for target in [*targets, *scaled]:

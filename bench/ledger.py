@@ -1,6 +1,7 @@
 """What the account of requests costs: CPU per record on its way to SQLite, and how long reports over many take.
 
     python bench/ledger.py --records 1000000
+    python bench/ledger.py --records 20000 --batch 200   # of a gateway where so many requests end in a second
 
 Prints microseconds of CPU per record (all threads: what a gateway spends on it beside the request itself, which
 bench/gateway.py measures), how late the event loop was meanwhile, and the seconds of each report.
@@ -68,7 +69,7 @@ class Lateness:
             self.worst_seconds = max(self.worst_seconds, time.perf_counter() - due)
 
 
-async def main(count: int, folder: Path) -> None:
+async def main(count: int, at_once: int, folder: Path) -> None:
     database = Database(SqliteFile(folder / "bench.sqlite3"))
     pool = Pool("chat", 64, {f"team{n}": "1/20" for n in range(20)}, 7 * 86400.0)
     ledger = Ledger(
@@ -79,8 +80,8 @@ async def main(count: int, folder: Path) -> None:
     watching = asyncio.create_task(late.watch())
     latenesses: list[float] = []
     cpu = wall = 0.0
-    for first in range(0, count, BATCH_RECORDS):
-        batch = [record(number) for number in range(first, min(count, first + BATCH_RECORDS))]
+    for first in range(0, count, at_once):
+        batch = [record(number) for number in range(first, min(count, first + at_once))]
         await asyncio.sleep(0.002)  # the lateness that making them caused is not of interest
         late.worst_seconds = 0.0
         cpu_begin, wall_begin = time.process_time(), time.perf_counter()
@@ -115,6 +116,7 @@ async def main(count: int, folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="What the account of requests costs.")
     parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=BATCH_RECORDS, help="records of one transaction")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fairshare-bench-") as name:
-        asyncio.run(main(given.records, Path(name)))
+        asyncio.run(main(given.records, given.batch, Path(name)))

@@ -2,7 +2,8 @@
 
 Reads one job as JSON on standard input and prints what it measured as JSON:
 
-    closed   `connections` ask as fast as they are answered, for `seconds`; spread over the URLs if `url` names several
+    closed   `connections` ask as fast as they are answered, for `seconds`; spread over the URLs if `url` names several;
+             each in turn with the next of `max_tokens`, if there are any
     paired   `rate` pairs a second: the same request to `url` and to `direct`, in random order, for `seconds`
     open     `connections` streams are opened and kept open until standard input ends
 """
@@ -74,7 +75,10 @@ async def connect(url: str) -> Client:
 
 async def closed(job: dict[str, Any]) -> dict[str, Any]:
     urls = job["url"].split()
-    data = [[request(url, key, job["body"]) for key in job["keys"]] for url in urls]
+    keys, body = job["keys"], job["body"]
+    bodies = [{**body, "max_tokens": number} for number in job.get("max_tokens", ())] or [body]
+    turns = range(max(len(keys), len(bodies)))
+    data = [[request(url, keys[n % len(keys)], bodies[n % len(bodies)]) for n in turns] for url in urls]
     clients = [await connect(urls[number % len(urls)]) for number in range(job["connections"])]
     requests = 0
     ends_at = time.perf_counter() + job["seconds"]

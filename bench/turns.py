@@ -183,7 +183,8 @@ def main() -> None:
         stack.callback(engine.end)
         report = folder / "report.json"
         command = [sys.executable, __file__, "--report", str(report), "--serve"]
-        gateway, keys = fairshare(engine, folder, teams=given.teams, ledger=given.ledger, command=command)
+        store = "ledger" if given.ledger else "none"
+        gateway, keys = fairshare(engine, folder, teams=given.teams, store=store, command=command)
         stack.callback(gateway.end)
         ends = threading.Event()
 
