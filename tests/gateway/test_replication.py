@@ -50,7 +50,14 @@ SPREAD = MemberOptions(
 class Side:
     """One replica of the pool `chat`, C = 4: search owns 3 slots, ads 1."""
 
-    def __init__(self, name: str, folder: Path, address: PeerAddress | None = None, secret: bytes = b"s" * 32) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        address: PeerAddress | None = None,
+        secret: bytes = b"s" * 32,
+        advertise: str | None = None,
+    ) -> None:
         self.name = name
         self.sent: dict[str, Send] = {}
         self.changed = asyncio.Event()
@@ -61,7 +68,7 @@ class Side:
             ReplicaSpec(
                 name=name,
                 listen=address or PeerAddress("", 0, str(folder / f"{name}.sock")),
-                advertise=None,
+                advertise=advertise,
                 secret=secret,
             ),
             database=self.database,
@@ -261,6 +268,27 @@ def test_one_that_asks_again_and_again_whether_there_is_an_owner_says_once_that_
         run(main)
     said = [line.split(" ")[0] for line in caplog.messages if "decides for chat now" in line or "alone" in line]
     assert said == ["Nobody", "Replica"]
+
+
+def test_of_an_owner_that_advertises_the_address_of_another_it_is_said_who_answers_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        other = Side("other", tmp_path, PeerAddress("127.0.0.1", 0))
+        await other.replication.start()
+        at = other.replication._address  # pyright: ignore[reportPrivateUsage]
+        owner = Side("owner", tmp_path, PeerAddress("127.0.0.1", 0), advertise=at)
+        await owner.start()
+        other.replication.add("chat", other.fresh(("chat",), 1), OPTIONS)
+        starting = asyncio.create_task(other.replication.wait_for_owners())
+        await until(lambda: other.role == "degraded", every_seconds=LOOK_SECONDS)
+        who = "this replica itself answers there, and not owner"
+        assert other.replication.unreachable() == [f"{at}: {who}; does each advertise its own address?"]
+        other.submit("alone")
+        await other.has_sent("alone")
+        starting.cancel()
+        for side in (other, owner):
+            await vanish(side)
+
+    run(main)
 
 
 async def saved_slots(side: Side, folder: Path) -> bool:

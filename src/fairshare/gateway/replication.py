@@ -355,7 +355,14 @@ class Replication:
 
     def unreachable(self) -> list[str]:
         """The peers that this replica dials in vain, and why."""
-        return [f"{address}: {why}" for address, why in self._port.failures.items()]
+        found = [f"{address}: {why}" for address, why in self._port.failures.items()]
+        for member in self._router.members:
+            owner, address = member.status().owner, self._dialled.get(member.lease)
+            there = None if address is None else self._port.answering(address)
+            if there is not None and owner not in (there, self._spec.name) and owner not in self._links:
+                who = "this replica itself" if there == self._spec.name else f"replica {there}"
+                found.append(f"{address}: {who} answers there, and not {owner}; does each advertise its own address?")
+        return found
 
     def seen(self, pool: str) -> PoolStatus | None:
         """A pool as its owner on another machine sees it; None: it is owned here, or the owner is not heard of."""

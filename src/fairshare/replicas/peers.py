@@ -100,6 +100,11 @@ class PeerPort(Generic[Message]):
         """Why a peer that is dialled cannot be reached now."""
         return {address: why for address, why in self._failures.items() if not self._attempts[address].is_up}
 
+    def answering(self, address: PeerAddress) -> str | None:
+        """The replica that has proved itself at an address that is dialled; None: nobody has."""
+        link = self._attempts.get(address)
+        return link.peer if link is not None and link.is_up else None
+
     # ------------------------------------------------------------------ life
 
     async def start(self, address: PeerAddress) -> PeerAddress:
