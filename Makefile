@@ -43,7 +43,7 @@ check: $(STAMP) ## format, lint, types, imports
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# A file's tests share what they start (engines, browsers), so one process runs them all, in the order of their names:
+# A file's tests share what they start (engines, browsers), so one process runs them all. In the order of their names
 # those that wait for real processes come in the middle, and something quick is left to fill the end.
 unit: $(STAMP) ## the tests, in a process for each core; those that were left out are named at the end
 	$(BIN)/python -m pytest -rs -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder

@@ -32,3 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write transcripts in tests/scenarios anew; read the difference"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes: the longest file must not be the one that ends last
+        items.sort(key=lambda item: item.path.name != "test_simulated.py")
