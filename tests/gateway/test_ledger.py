@@ -99,31 +99,96 @@ def test_a_record_becomes_a_row_with_all_that_it_says(path: Path) -> None:
         site.ledger.finished(
             record(
                 1,
+                served_by="large",
                 service_class=ServiceClass.BATCH,
-                recalls=2,
+                priority=21,
+                slots=6,
+                held_seconds=0.25,
+                cached_tokens=2,
+                estimated=True,
+                status=502,
+                outcome=Outcome.FAILED,
+                reason="engine_error",
+                recalls=7,
                 wasted_slot_seconds=0.5,
                 degraded=True,
                 finish_reason="length",
             )
         )
         site.ledger.finished(
-            record(2, key_id="static", outcome=Outcome.CANCELLED, sent_seconds=None, first_byte_seconds=None, status=0)
+            record(
+                2,
+                key_id="static",
+                outcome=Outcome.CANCELLED,
+                sent_seconds=None,
+                first_byte_seconds=None,
+                standing=None,
+                priority=None,
+                status=0,
+            )
         )
         await site.ledger.stop()
         first, second = sorted(await site.written(), key=lambda row: row.number)
-        assert (first.arrived_at, first.dispatched_at, first.first_byte_at, first.ended_at) == (
-            100.0,
-            101.0,
-            101.5,
-            104.0,
+        assert first == LedgerRow(
+            writer=first.writer,
+            number=0,
+            request_id="r1",
+            arrived_at=100.0,
+            dispatched_at=101.0,
+            first_byte_at=101.5,
+            ended_at=104.0,
+            organisation="lab",
+            team="vision",
+            project="vision/ocr",
+            key_id="k",
+            tag="nightly",
+            endpoint="/v1/completions",
+            pool="chat",
+            served_by="large",
+            instance="http://e",
+            model="tiny",
+            service_class="batch",
+            standing="borrowing",
+            priority=21,
+            slots=6,
+            prompt_tokens=3,
+            cached_tokens=2,
+            completion_tokens=5,
+            cost_units=2.0,
+            estimated=True,
+            status=502,
+            finish="failed",
+            reason="engine_error",
+            held_seconds=0.25,
+            recalls=7,
+            wasted_slot_seconds=0.5,
+            client_cancelled=False,
+            degraded=True,
+            finish_reason="length",
         )
-        assert (first.organisation, first.team, first.project, first.tag) == ("lab", "vision", "vision/ocr", "nightly")
-        assert (first.service_class, first.standing, first.finish) == ("batch", "borrowing", "completed")
-        assert (first.recalls, first.wasted_slot_seconds, first.client_cancelled) == (2, 0.5, False)
-        assert (second.organisation, second.team, second.dispatched_at) == ("", "red", None)
-        assert (first.degraded, first.finish_reason) == (True, "length")
-        assert second.client_cancelled
-        assert (second.degraded, second.finish_reason) == (False, "")
+        assert (second.writer, second.number, second.ended_at) == (first.writer, 1, 104.0)
+        assert (second.organisation, second.team, second.project, second.tag) == ("", "red", "", "")
+        assert (second.dispatched_at, second.first_byte_at, second.standing, second.priority) == (None, None, "", None)
+        assert (second.service_class, second.finish, second.client_cancelled) == ("interactive", "cancelled", True)
+        assert (second.estimated, second.degraded, second.finish_reason) == (False, False, "")
+
+    run(main)
+
+
+def test_a_key_has_the_names_that_it_has_when_its_requests_are_written(path: Path) -> None:
+    async def main() -> None:
+        project = "vision/ocr"
+        site = Site(
+            path, names=lambda key: Identity(key, "vision", ServiceClass.BATCH, None, "lab", project, "nightly")
+        )
+        await site.ledger.start()
+        for number in range(2):
+            site.ledger.finished(record(number))
+        await site.ledger.flush()
+        project = "vision/faces"
+        site.ledger.finished(record(2))
+        await site.ledger.stop()
+        assert [row.project for row in await site.written()] == ["vision/ocr", "vision/ocr", "vision/faces"]
 
     run(main)
 
