@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: compiled test-compiled pictures bench bench-core bench-ledger bench-prefix bench-replicas bench-replicas-profile bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
+.PHONY: compiled test-compiled pictures bench bench-accounts bench-core bench-ledger bench-prefix bench-replicas bench-replicas-profile bench-relay bench-trim bench-turns fuzz help run test test-vllm test-litellm lock-litellm proof venv check unit search-dispatch simulate-ha mutants lock lock-vllm system-deps clean evaluate round-trip dist site test-dist
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -133,6 +133,9 @@ bench-replicas-profile: $(STAMP) ## where the time of a decision goes, and that 
 
 bench-core: $(STAMP) ## what one decision costs
 	$(BIN)/python bench/core.py $(BENCH)
+
+bench-accounts: $(STAMP) ## what a change of the accounts costs a site with 100,000 keys
+	$(BIN)/python bench/accounts.py $(BENCH)
 
 bench-ledger: $(STAMP) ## what the account of requests costs, and reports over a million of them (minutes)
 	$(BIN)/python bench/ledger.py $(BENCH)
