@@ -2,8 +2,8 @@
 
     python bench/accounts.py --keys 100000 --teams 1000
 
-Every key has a limit and every team a budget, in a SQLite file. Prints the start and the look-up of a key, and how soon a
-new key, another limit and a revoked key are in force, with what the admin API does for it on the same event loop.
+Every key has a limit and every team a budget, in a SQLite file. Prints the start and the look-up of a key, and how soon
+a new key, another limit and a revoked key are in force, with what the admin API does for it on the same event loop.
 """
 
 import argparse
