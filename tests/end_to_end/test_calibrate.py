@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from end_to_end.processes import EngineProcess, eventually, started
 
 CALIBRATE = (sys.executable, "-m", "fairshare", "calibrate")
@@ -31,12 +29,11 @@ def test_it_finds_seats_and_costs_with_the_lengths_of_a_trace(tmp_path: Path) ->
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         found = json.loads(out.read_text())
-        assert found["capacity"] in (3, 4)  # a busy machine may make one of two steps look bad
-        # A step takes 10 ms and 200 us a token. Within 5 % on a quiet machine; half a second on a busy one tells less,
-        # or, if requests wait in too many windows, nothing.
-        weights = found["weights"]
-        exact = pytest.approx(0.0002 + 0.010 / found["capacity"], rel=0.25)
-        assert weights is None or weights["completion"]["value"] == exact
+        # Four seats, 10 ms for a step and 200 us for a token. A machine that is busy shows fewer and longer steps;
+        # this is about the units, and `tests/calibration` compares the figures, in virtual time.
+        assert 1 <= found["capacity"] <= 4
+        exact = 0.0002 + 0.010 / found["capacity"]
+        assert found["weights"] is None or exact / 10 < found["weights"]["completion"]["value"] < exact * 10
         assert picture.read_bytes().startswith(b"\x89PNG")
         # Nobody watches: a line for each step, and no bar.
         assert "step 1 of at most 11: 1 at once" in ended.stderr
