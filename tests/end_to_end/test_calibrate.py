@@ -6,6 +6,8 @@ import pty
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from end_to_end.processes import EngineProcess, eventually, started
@@ -43,20 +45,35 @@ def test_it_finds_seats_and_costs_with_the_lengths_of_a_trace(tmp_path: Path) ->
         assert 5 <= mean <= 59
 
 
+def everything(screen: int) -> bytes:
+    """What is written to a terminal until nobody has it open any more; one read gives 4 KiB of it at most."""
+    said = b""
+    with suppress(OSError):  # so a terminal ends
+        while piece := os.read(screen, 1 << 16):
+            said += piece
+    return said
+
+
 def test_a_terminal_shows_a_bar_and_ctrl_c_leaves_nothing_at_the_engine() -> None:
     with started(lambda: EngineProcess("--policy", "priority")) as engine:
         screen, terminal = pty.openpty()
-        with os.fdopen(screen, "rb") as shown, os.fdopen(terminal, "wb") as err:
+        with ThreadPoolExecutor(1) as reading:
+            shown = reading.submit(everything, screen)
             running = subprocess.Popen(
                 [*CALIBRATE, engine.url, "--prompt", "20", "--output", "2000"],
                 stdout=subprocess.PIPE,
-                stderr=err,
+                stderr=terminal,
                 env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
             )
-            eventually(lambda: not engine.is_idle, "the engine is being measured")
-            running.send_signal(signal.SIGINT)
-            running.communicate(timeout=30)
-            said = os.read(shown.fileno(), 1 << 16).decode()
+            os.close(terminal)
+            try:
+                eventually(lambda: not engine.is_idle, "the engine is being measured")
+                running.send_signal(signal.SIGINT)
+                running.communicate(timeout=30)
+            finally:
+                running.kill()
+            said = shown.result().decode()
+        os.close(screen)
         assert running.returncode == 1
         assert "measuring 1 at once" in said
         assert "━" in said
