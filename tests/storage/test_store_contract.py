@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, event, func, insert, select
 
 from fairshare.accounts.reports import EXPORTED
 from fairshare.storage.accounts import (
@@ -203,6 +203,21 @@ def test_rows_of_a_batch_are_made_as_they_are_written_so_that_other_tasks_run_in
         looking.cancel()
         assert seen == {0, 500, 1000, 1137}
         assert [each.number for each in await exported(store)] == [*range(1, 1138)]
+
+    run(main)
+
+
+def test_sqlite_gets_fifty_rows_with_one_statement_and_postgresql_all_of_a_piece_at_once(run: Run) -> None:
+    async def main(database: Database) -> None:
+        runs: list[int] = []
+
+        def runs_of(_conn: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+            if statement.startswith("INSERT INTO requests "):
+                runs.append(len(parameters) if many else 1)
+
+        event.listen(database.engine.sync_engine, "before_cursor_execute", runs_of)
+        await write(LedgerStore(database), [row(number) for number in range(637)])
+        assert runs == ([10, 2, 37] if isinstance(database.address, SqliteFile) else [500, 137])
 
     run(main)
 
