@@ -7,7 +7,7 @@ from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.replicas.lease import CallKind, Lease
 from fairshare.replicas.member import LeaseCall, LeftBehind, LoadCall, Member, MemberOptions, SaveCall, StoreCall
-from fairshare.replicas.messages import Envelope, OnLink, Welcome
+from fairshare.replicas.messages import Announce, Envelope, Message, OnLink, Released, Submitted, Welcome
 from fairshare.replicas.owner import OwnerOptions
 
 OPTIONS = MemberOptions(owner=OwnerOptions(longest_request_seconds=60.0))
@@ -66,6 +66,17 @@ class Shell:
                 return asked
             self.now = max(self.now, due)
             self.member.tick()
+
+    def hears(self, peer: str, *messages: Message) -> list[tuple[str, str]]:
+        """What it says when a replica says this: to whom, and of which kind."""
+        self.said.clear()
+        self.member.received(peer, Envelope("chat", 1, True, messages))
+        return [
+            (to, type(message).__name__)
+            for to, envelope in self.said
+            if isinstance(envelope, Envelope)
+            for message in envelope.messages
+        ]
 
 
 def saves(calls: list[StoreCall]) -> int:
@@ -133,3 +144,22 @@ def test_a_follower_asks_when_the_lease_ends_that_its_owner_does_not_renew() -> 
     assert looks(shell.until(0.6, ends_soon)) == 1  # at 0.5
     assert looks(shell.until(1.2, ends_soon)) == 0
     assert looks(shell.until(1.3, ends_soon)) == 1
+
+
+def test_what_an_owner_says_is_sent_once_and_only_to_whom_it_is_said() -> None:
+    shell = Shell()
+    shell.until(0.5, Lease(1, "me", "here", 5.0))
+    for peer in ("one", "two"):
+        shell.member.connected(peer)
+        assert shell.hears(peer, Announce(peer, (), (), (), 0.0, False)) == [(peer, "Welcome")]
+    asked = [Submitted.of(Request(name, "red", slots=4), "chat") for name in "abc"]
+    assert shell.hears("one", asked[0]) == [("one", "Sent")]
+    assert shell.hears("two", asked[1], asked[2]) == [("two", "Sent"), ("two", "Waits")]
+    assert shell.hears("one", Released(1, "a", "chat", "red", 1.0)) == [("two", "Sent")]
+
+    shell.member.disconnected("two")
+    shell.member.connected("two")
+    again = Envelope("chat", 2, True, (Announce("two", (), (), (asked[2],), 0.0, False),))
+    shell.said.clear()
+    shell.member.received("two", again)
+    assert [(to, envelope.session) for to, envelope in shell.said if isinstance(envelope, Envelope)] == [("two", 2)]
