@@ -32,6 +32,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+import ledger as bench_ledger
+from fairshare.gateway.ledger import BATCH_RECORDS
 from fairshare.simulator import traces
 from processes import BENCH, PEERS, Load, Process, free_ports, measured
 
@@ -225,6 +227,11 @@ class LedgerLoad(NamedTuple):
             done = measured({**target.job("closed", STREAMED, seconds=seconds), **self.job})
             target.rest()
             target.add(self.name, (target.process.cpu_seconds() - before) / done["requests"] * 1e6)
+            target.add(self.rate, done["requests"] / done["seconds"])
+
+    @property
+    def rate(self) -> str:
+        return f"{self.name}: requests/s"
 
 
 def ledger_loads() -> list[LedgerLoad]:
@@ -233,26 +240,32 @@ def ledger_loads() -> list[LedgerLoad]:
     busy = {"connections": BUSY_STREAMS}
     return [
         LedgerLoad("whole answers", {"body": WHOLE, "connections": CONNECTIONS}),
-        LedgerLoad("streams of 10 pieces", busy | {"max_tokens": [10]}),
-        LedgerLoad("streams of 100 pieces", busy | {"max_tokens": [100]}),
-        LedgerLoad(f"streams of {statistics.mean(mix):.0f} pieces, as in {TRACE}", busy | {"max_tokens": mix}),
+        LedgerLoad("10 pieces", busy | {"max_tokens": [10]}),
+        LedgerLoad("100 pieces", busy | {"max_tokens": [100]}),
+        LedgerLoad(f"{TRACE}: {statistics.mean(mix):.0f}", busy | {"max_tokens": mix}),
     ]
 
 
-def shares(none: Target, accounts: Target, ledger: Target) -> Table:
-    """What a request costs, and what of it is the account: the median of the differences in each round."""
-    shown = Table(title="CPU, us per request; in brackets the quartiles over the rounds")
-    for column in ("load", "no store", "with accounts", "and the ledger", "the ledger's own", "of the whole"):
+def shares(loads: Sequence[LedgerLoad], none: Target, accounts: Target, ledger: Target) -> Table:
+    """What a request costs, and what of it is the account: by the difference, and by what it costs on its own."""
+    shown = Table(title="CPU, us per request; the difference is the median over the rounds, in brackets its quartiles")
+    for column in ("load", "per s", "no store", "accounts", "ledger", "difference", "of all", "alone", "of all"):
         shown.add_column(column, justify="left" if column == "load" else "right")
-    for load, costs in ledger.figures.items():
-        own = [with_it - without for with_it, without in zip(costs, accounts.figures[load], strict=True)]
-        low, middle, high = statistics.quantiles(own, n=4) if len(own) > 1 else own * 3
+    for load in loads:
+        costs, per_second = ledger.figures[load.name], ledger.median(load.rate) or 1.0
+        more = [with_it - without for with_it, without in zip(costs, accounts.figures[load.name], strict=True)]
+        low, middle, high = statistics.quantiles(more, n=4) if len(more) > 1 else more * 3
+        at_once = min(BATCH_RECORDS, round(per_second))
+        alone = bench_ledger.alone(10 * at_once, at_once)
         whole = statistics.median(costs)
         shown.add_row(
-            load,
-            *(f"{target.median(load):,.1f}" for target in (none, accounts, ledger)),
-            f"{middle:,.1f} ({low:,.1f} to {high:,.1f})",
+            load.name,
+            f"{per_second:,.0f}",
+            *(f"{statistics.median(target.figures[load.name]):,.0f}" for target in (none, accounts, ledger)),
+            f"{middle:,.1f} ({low:,.0f} to {high:,.0f})",
             f"{middle / whole:.1%}",
+            f"{alone:,.1f}",
+            f"{alone / whole:.1%}",
         )
     return shown
 
@@ -319,7 +332,7 @@ def main() -> None:
                         progress.update(work, description=load.name)
                         load.round(rng.sample(compared, len(compared)), given.seconds)
                         progress.advance(work)
-            console.print(shares(*compared))
+            console.print(shares(loads, *compared))
             return
 
         def router() -> Target:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from datetime import UTC
 from pathlib import Path
+from typing import NamedTuple
 
 from fairshare.accounts import reports
 from fairshare.accounts.periods import Span
@@ -69,13 +70,26 @@ class Lateness:
             self.worst_seconds = max(self.worst_seconds, time.perf_counter() - due)
 
 
-async def main(count: int, at_once: int, folder: Path) -> None:
-    database = Database(SqliteFile(folder / "bench.sqlite3"))
+class Written(NamedTuple):
+    """What writing records took."""
+
+    cpu_us: float
+    """CPU of the process for each record, microseconds."""
+    per_second: float
+    late_seconds: float
+    """How late the event loop was: the worst of each batch, the median of these."""
+
+
+async def opened(database: Database) -> Ledger:
     pool = Pool("chat", 64, {f"team{n}": "1/20" for n in range(20)}, 7 * 86400.0)
     ledger = Ledger(
-        database, pools=lambda: {"chat": pool}, wall=time.time, keep_seconds=1e12, max_pending=count, batch_seconds=1e9
+        database, pools=lambda: {"chat": pool}, wall=time.time, keep_seconds=1e12, max_pending=10**9, batch_seconds=1e9
     )
     await ledger.start()
+    return ledger
+
+
+async def written(ledger: Ledger, count: int, at_once: int) -> Written:
     late = Lateness()
     watching = asyncio.create_task(late.watch())
     latenesses: list[float] = []
@@ -92,11 +106,30 @@ async def main(count: int, at_once: int, folder: Path) -> None:
         wall += time.perf_counter() - wall_begin
         latenesses.append(late.worst_seconds)
     watching.cancel()
+    return Written(cpu / count * 1e6, count / wall, statistics.median(latenesses))
+
+
+def alone(count: int, at_once: int) -> float:
+    """Microseconds of CPU for each record, where nothing else runs and so many are written at once."""
+
+    async def measured(folder: Path) -> float:
+        ledger = await opened(Database(SqliteFile(folder / "bench.sqlite3")))
+        took = await written(ledger, count, at_once)
+        await ledger.stop()
+        return took.cpu_us
+
+    with tempfile.TemporaryDirectory(prefix="fairshare-bench-") as name:
+        return asyncio.run(measured(Path(name)))
+
+
+async def main(count: int, at_once: int, folder: Path) -> None:
+    database = Database(SqliteFile(folder / "bench.sqlite3"))
+    ledger = await opened(database)
+    took = await written(ledger, count, at_once)
     size = sum(path.stat().st_size for path in folder.iterdir())  # noqa: ASYNC240
     print(f"{count} records, {size / count:.0f} bytes each")
-    print(f"written with {cpu / count * 1e6:.1f} us of CPU per record, {count / wall:,.0f} records/s")
-    late_ms = statistics.median(latenesses) * 1e3
-    print(f"meanwhile the event loop was late by {late_ms:.1f} ms (the worst of each batch, median)")
+    print(f"written with {took.cpu_us:.1f} us of CPU per record, {took.per_second:,.0f} records/s")
+    print(f"meanwhile the event loop was late by {took.late_seconds * 1e3:.1f} ms (the worst of each batch, median)")
     store = LedgerStore(database)
     span = Span(BEGIN, BEGIN + count * SECONDS_APART + 3600)
     for by in ((), ("team",), ("team", "key", "model"), ("organisation", "team", "project", "key", "tag", "pool")):
