@@ -102,6 +102,7 @@ class Site:
             outcome=Outcome.COMPLETED,
             cost_units=cost_units,
             completion_tokens=4,
+            slots=1,
         )
         self.ledger.finished(record)
         self.live.finished(record)
@@ -377,6 +378,24 @@ def test_a_change_costs_nothing_for_keys_that_nobody_shows_then(
         for _ in range(2):
             site.live.names(keys[0].id)
         assert len(made_again) == 2
+
+    on(address, main)
+
+
+def test_answers_are_expected_to_be_as_long_after_a_start_as_they_were_before(address: StoreAddress) -> None:
+    async def main(site: Site) -> None:
+        made = await site.service.add_key(ROOT, "team:search")
+        await site.service.add_budget(ROOT, "team:search", period=Period.TOTAL, hard_cost_units=100.0)
+        await site.look()
+        site.finish(made.key, 0.0)  # with four tokens
+        await site.ledger.flush()
+        again = Site(address)
+        await again.look()
+        running = again.admit(made.key, prompt_tokens=10, max_tokens=5, slots=2)
+        (budget,) = again.live.budgets()
+        assert budget.reserved == 10 + 2 * 4 * 2
+        running.end(0)
+        await again.end()
 
     on(address, main)
 

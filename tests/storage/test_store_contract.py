@@ -378,6 +378,24 @@ def test_what_was_charged_is_counted_up_to_marks_by_model_and_tag(run: Run) -> N
     run(main)
 
 
+def test_how_long_answers_were_is_the_mean_of_a_slot_in_the_last_requests(run: Run) -> None:
+    async def main(database: Database) -> None:
+        rows = [
+            row(1, completion_tokens=1000),
+            row(2, completion_tokens=30, slots=3),
+            row(3, completion_tokens=20, slots=1),
+            row(4, completion_tokens=7, slots=1, model="big"),
+            row(5, completion_tokens=0),
+            row(6, completion_tokens=9, slots=0),
+        ]
+        consumption = ConsumptionStore(database)
+        assert await consumption.completions(last=3) == {}
+        await write(LedgerStore(database), rows)
+        assert await consumption.completions(last=3) == {"tiny": 15.0, "big": 7.0}
+
+    run(main)
+
+
 def test_a_month_that_was_rolled_up_adds_up_to_what_it_was(run: Run) -> None:
     async def main(database: Database) -> None:
         store = LedgerStore(database)

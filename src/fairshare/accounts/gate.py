@@ -574,6 +574,11 @@ class Gate:
         mean = self._mean_completion.get(model, 0.0)
         return slots * (mean if max_tokens is None else min(mean, max(0, max_tokens)))
 
+    def expect(self, completion_tokens: Mapping[str, float]) -> None:
+        """Model → completion tokens of a slot, of models of which no answer was seen yet."""
+        for model, tokens in completion_tokens.items():
+            self._mean_completion.setdefault(model, tokens)
+
     def admit(
         self, owners: Sequence[str], *, model: str, tag: str, tokens: float, cost_units: float, now: float
     ) -> Reservation | Denied:

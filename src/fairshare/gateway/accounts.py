@@ -39,6 +39,9 @@ POLL_SECONDS = 0.5
 
 _KINDS = frozenset(kind.value for kind in LimitKind)
 
+EXPECTED_FROM = 2000
+"""Of how many requests the length of answers is known at a start."""
+
 COUNTED_AT_ONCE = 500
 """Budgets whose sums one look at the account brings."""
 
@@ -291,6 +294,9 @@ class LiveAccounts:
         else:
             for changed in rules.limits_changed:
                 self._bound(changed.id, changed.row, tree)
+        if last is None:
+            # Else whatever comes at once after a start would be expected to answer nothing.
+            self._gate.expect(await self._consumption.completions(last=EXPECTED_FROM))
         self._live, self._generation = keys, generation
         self._take(rules, tree)
 

@@ -1,4 +1,4 @@
-"""What budgets were charged: sums of the account up to marks, for many budgets with one look at it."""
+"""What budgets were charged, for many of them with one look at the account; and how long answers were lately."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -65,3 +65,20 @@ class ConsumptionStore:
                 for value, model, tag, cost_units in await connection.execute(query):
                     found.setdefault(value, []).append(Consumed(model, tag, cost_units or 0.0))
         return found
+
+    async def completions(self, *, last: int) -> dict[str, float]:
+        """Model → completion tokens of a slot, the mean of its requests among the last. Raises `StoreUnavailable`."""
+        few = (
+            select(requests.c.way_id, (requests.c.completion_tokens * 1.0 / requests.c.slots).label("tokens"))
+            .where(requests.c.completion_tokens > 0, requests.c.slots > 0)
+            .order_by(requests.c.ended_at.desc())
+            .limit(last)
+            .subquery()
+        )
+        query = (
+            select(request_ways.c.model, func.avg(few.c.tokens))
+            .join_from(few, request_ways, request_ways.c.id == few.c.way_id)
+            .group_by(request_ways.c.model)
+        )
+        async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
+            return {model: float(tokens) for model, tokens in await connection.execute(query)}

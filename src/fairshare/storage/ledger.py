@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal, not_, or_, select, union_all
+from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal, or_, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
@@ -269,29 +269,6 @@ class LedgerStore:
 
     # ------------------------------------------------------------------ reading
 
-    async def consumed(
-        self, *, column: str, value: str, model: str | None, tag: str | None, since: float, until: Iterable[Mark]
-    ) -> float:
-        """Cost units that one level (a column of the account) was charged since then; of these writers, up to a mark.
-
-        Months of which only the sums are left count if they began since then. Raises `StoreUnavailable`.
-        """
-
-        def matches(table: Table, time_column: str, dimensions: _Dimensions) -> list[ColumnElement[bool]]:
-            chosen = {column: value} | {name: of for name, of in (("model", model), ("tag", tag)) if of is not None}
-            return [table.c[time_column] >= since, *dimensions(table, chosen)]
-
-        def up_to(table: Table) -> list[ColumnElement[bool]]:
-            return [not_(and_(table.c.writer == mark.writer, table.c.number >= mark.number)) for mark in until]
-
-        queries = [
-            select(func.sum(requests.c.cost_units)).where(*matches(requests, "ended_at", _by_id), *up_to(requests)),
-            select(func.sum(ledger.c.cost_units)).where(*matches(ledger, "ended_at", _by_name), *up_to(ledger)),
-            select(func.sum(months.c.cost_units)).where(*matches(months, "begins_at", _by_name)),
-        ]
-        async with self._database.reading(patience_seconds=REPORT_SECONDS) as connection:
-            return sum([float((await connection.scalar(query)) or 0.0) for query in queries])
-
     async def with_id(self, request_id: str) -> list[LedgerRow]:
         """The last ten requests with an id (clients may use theirs again), the last one first.
 
@@ -385,9 +362,6 @@ class LedgerStore:
 
 _ORDER = ("ended_at", "writer", "number")
 """The order of the account."""
-
-_Dimensions = Callable[[Table, Mapping[str, str]], list[ColumnElement[bool]]]
-"""Conditions on dimensions of a table."""
 
 
 def _by_name(table: Table, chosen: Mapping[str, str]) -> list[ColumnElement[bool]]:
