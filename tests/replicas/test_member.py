@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fairshare.core.decisions import Decision, DispatchQueue, Instance, Mode, Request, Send
+from fairshare.core.decisions import Decision, DispatchQueue, Held, Instance, Mode, Request, Send
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
 from fairshare.replicas.lease import CallKind, Lease
@@ -163,3 +163,16 @@ def test_what_an_owner_says_is_sent_once_and_only_to_whom_it_is_said() -> None:
     shell.said.clear()
     shell.member.received("two", again)
     assert [(to, envelope.session) for to, envelope in shell.said if isinstance(envelope, Envelope)] == [("two", 2)]
+
+
+def test_an_owners_own_request_goes_when_another_replicas_ends() -> None:
+    shell = Shell()
+    shell.until(0.5, Lease(1, "me", "here", 5.0))
+    shell.member.connected("one")
+    shell.hears("one", Announce("one", (), (), (), 0.0, False))
+    shell.hears("one", Submitted.of(Request("a", "red", slots=8), "chat"))
+    (held,) = shell.member.queue("chat").submitted(Request("b", "red"))
+    assert isinstance(held, Held)
+    assert not shell.sent
+    shell.hears("one", Released(1, "a", "chat", "red", 1.0))
+    assert shell.sent == ["b"]
