@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -41,8 +42,8 @@ CHUNKS = 100
 STREAMS = 40
 CONNECTIONS = 32
 OPEN_STREAMS = (1000, 5000, 9000)
-BUSY_STREAMS = 400
-"""As many at once, each with a piece every ten milliseconds, as make a gateway busy."""
+BUSY_STREAMS, BUSY_TICK_MS = 80, 2
+"""As many streams at once, each with a piece at every tick, as make a gateway busy."""
 TRACE = "azure2023_conv.csv.gz"
 """The lengths of whose answers the mix has."""
 MIX = 997
@@ -242,13 +243,13 @@ def ledger_loads() -> list[LedgerLoad]:
         LedgerLoad("whole answers", {"body": WHOLE, "connections": CONNECTIONS}),
         LedgerLoad("10 pieces", busy | {"max_tokens": [10]}),
         LedgerLoad("100 pieces", busy | {"max_tokens": [100]}),
-        LedgerLoad(f"{TRACE}: {statistics.mean(mix):.0f}", busy | {"max_tokens": mix}),
+        LedgerLoad(f"a trace's, {statistics.mean(mix):.0f} on average", busy | {"max_tokens": mix}),
     ]
 
 
 def shares(loads: Sequence[LedgerLoad], none: Target, accounts: Target, ledger: Target) -> Table:
     """What a request costs, and what of it is the account: by the difference, and by what it costs on its own."""
-    shown = Table(title="CPU, us per request; the difference is the median over the rounds, in brackets its quartiles")
+    shown = Table(box=box.MARKDOWN)
     for column in ("load", "per s", "no store", "accounts", "ledger", "difference", "of all", "alone", "of all"):
         shown.add_column(column, justify="left" if column == "load" else "right")
     for load in loads:
@@ -313,6 +314,7 @@ def main() -> None:
         (port,) = free_ports(1)
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, str(BENCH / "fake_engine.py"), "--port", str(port)]
+        command += ["--tick-ms", str(BUSY_TICK_MS)] if given.ledger else []
         engine = Process("direct", command, url, health_url=url + "/health")
         stack.callback(engine.end)
 
@@ -332,7 +334,8 @@ def main() -> None:
                         progress.update(work, description=load.name)
                         load.round(rng.sample(compared, len(compared)), given.seconds)
                         progress.advance(work)
-            console.print(shares(loads, *compared))
+            console.print("CPU, us per request; of the difference the median over the rounds, and its quartiles")
+            console.print(shares(loads, *compared), width=120)
             return
 
         def router() -> Target:
