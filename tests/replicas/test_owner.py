@@ -1,5 +1,7 @@
 """The owner and replicas whose process has ended for certain."""
 
+import msgspec
+
 from fairshare.core.decisions import DispatchQueue, Instance, Mode, Request
 from fairshare.core.dispatch import make_queue
 from fairshare.core.pool import Pool
@@ -97,3 +99,38 @@ def test_a_team_whose_phantoms_are_cleared_has_its_share_again() -> None:
         session.outbox.clear()
         decides.clear_phantoms("chat", 2.0)
     assert standings == [Standing.BORROWING, Standing.WITHIN_SHARE]
+
+
+def test_after_a_lease_was_given_back_a_new_owner_waits_for_who_may_carry_out_what_was_said_before() -> None:
+    decides = owner(msgspec.structs.replace(LEFT, trusting_seconds={"silent": 4.0, "heard": 9.0}))
+    decides.ended("dead")
+    decides.tick(3.9)
+    assert decides.is_gathering
+    assert decides.next_deadline() == 4.0
+    decides.tick(4.0)
+    assert not decides.is_gathering
+
+
+def test_for_who_cannot_carry_it_out_any_more_it_waits_no_longer_than_for_any_other() -> None:
+    decides = owner(msgspec.structs.replace(LEFT, trusting_seconds={"silent": 4.0}))
+    decides.received(Session("silent", 1), [Announce("silent", (), (), ())], 0.5)
+    assert decides.is_gathering
+    decides.tick(1.0)
+    assert not decides.is_gathering
+
+
+def test_an_owner_that_goes_says_who_may_still_carry_out_what_it_said() -> None:
+    decides = Owner(
+        epoch=2,
+        queues={"chat": queue()},
+        estate=Estate({}, {}, {}, {"never heard": 2.0}),
+        options=OwnerOptions(longest_request_seconds=60.0),
+        now=0.0,
+        decides_until=lambda: 4.5,
+    )
+    for name in ("stays", "gone"):
+        decides.received(Session(name, 1), [Announce(name, (), (), ())], 0.0)
+    (gone,) = (session for session in decides.sessions if session.replica == "gone")
+    decides.disconnected(gone, 0.0)
+    assert decides.trusting_seconds(1.0) == {"never heard": 1.0, "stays": 3.5, "gone": 3.5}
+    assert decides.trusting_seconds(5.0) == {}

@@ -416,7 +416,7 @@ class Member:
         self._is_draining = True
         owner = self._owner if self._keeper.decides(now) else None
         if owner is not None:
-            save, estate = self._state_of(owner, now)
+            save, estate = self._state_of(owner, now, hands_over=True)
             if self._saving is None:
                 self._saving = estate
                 self._ports.call(save)
@@ -501,8 +501,12 @@ class Member:
             self._saving = estate
             self._ports.call(save)
 
-    def _state_of(self, owner: Owner, now: float) -> tuple[SaveCall, Estate]:
+    def _state_of(self, owner: Owner, now: float, *, hands_over: bool = False) -> tuple[SaveCall, Estate]:
         used, estate = owner.legacy(now)
+        if hands_over:  # else nobody can own before that time is over
+            drift = 1.0 + self._options.lease.clock_drift
+            trusting = {replica: seconds * drift for replica, seconds in owner.trusting_seconds(now).items()}
+            estate = msgspec.structs.replace(estate, trusting_seconds=trusting)
         return SaveCall(self.lease, owner.epoch, used, msgspec.msgpack.encode(estate)), estate
 
     def _dismiss(self, now: float) -> None:

@@ -345,3 +345,6 @@ class Estate(msgspec.Struct, frozen=True, array_like=True):
     """Replica → pool → team → slots that run there."""
     silent_seconds: dict[str, float] = {}
     """Replica that is not heard of → until what it had in flight has ended for certain."""
+    trusting_seconds: dict[str, float] = {}
+    """Of an owner that gives its lease back before it ends: replica → for how long it may still carry out what that
+    owner said, which may be on its way."""

@@ -201,7 +201,12 @@ class Owner:
         self._lends = len(queues) == 1 and all(queue.mode is Mode.HOLD for queue in queues.values())
         self._ended: set[str] = set()
         """Replicas whose process has ended for certain: nothing that they had in flight still runs."""
-        self._gathers_until: float | None = now + options.gather_seconds
+        self._gathers_from: float | None = now
+        """None: it decides."""
+        self._trusting = {replica: now + seconds for replica, seconds in estate.trusting_seconds.items()}
+        """Replica → until when it may carry out what the owner before said."""
+        self._trusted: dict[str, float] = {}
+        """Replica that is not connected any more → until when it may carry out what this owner said."""
         self._missing: set[str] = set(estate.in_flight)
         """Replicas that the owner before knew, which have not announced themselves yet."""
         self._shown_at = now
@@ -218,7 +223,7 @@ class Owner:
             for each in lost:
                 queues[each.pool].pool.add_phantoms(each.team, each.slots, until)
         if not self._missing:
-            self._gathers_until = None
+            self._gathers_from = None
 
     # ------------------------------------------------------------------ what others may read
 
@@ -230,7 +235,15 @@ class Owner:
     @property
     def is_gathering(self) -> bool:
         """It has begun, and waits for the replicas that its predecessor knew."""
-        return self._gathers_until is not None
+        return self._gathers_from is not None
+
+    @property
+    def _gathers_until(self) -> float | None:
+        """When it decides, whoever is still missing: nobody carries out any more what the owner before said."""
+        if self._gathers_from is None:
+            return None
+        trusting = [self._trusting.get(replica, -math.inf) for replica in self._missing]
+        return max([self._gathers_from + self._options.gather_seconds, *trusting])
 
     @property
     def sessions(self) -> Iterable[Session]:
@@ -250,6 +263,7 @@ class Owner:
         del self._sessions[session.replica]
         until = now + self._options.longest_request_seconds
         self._remembered_until[session.replica] = now + REMEMBERED_SECONDS
+        self._trusted[session.replica] = self._decides_until()
         lost = self._lost.setdefault(session.replica, [])
         # All phantoms first: what ends below lets others go.
         for entry in session.entries.values():
@@ -285,7 +299,7 @@ class Owner:
     def does_not_wait_for(self, replica: str) -> None:
         """It cannot announce itself in time, for all that is known; if it does later, it is heard as any other."""
         self._missing.discard(replica)
-        if self._gathers_until is not None and not self._missing:
+        if self._gathers_from is not None and not self._missing:
             self._gathered()
 
     def clear_phantoms(self, pool: str, now: float) -> dict[str, int]:
@@ -347,7 +361,7 @@ class Owner:
         """Time passed: call at `next_deadline()`."""
         if self._resigned:
             return
-        if self._gathers_until is not None and now >= self._gathers_until:
+        if (gathers_until := self._gathers_until) is not None and now >= gathers_until:
             self._gathered()
         for queue in self.queues.values():
             deadline = queue.next_deadline()
@@ -360,12 +374,13 @@ class Owner:
         for replica, lost in tuple(self._lost.items()):
             if all(each.until <= now for each in lost):
                 del self._lost[replica]
+        self._trusted = {replica: until for replica, until in self._trusted.items() if until > now}
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do; None: nothing waits for time."""
         deadlines = [deadline for queue in self.queues.values() if (deadline := queue.next_deadline()) is not None]
-        if self._gathers_until is not None:
-            deadlines.append(self._gathers_until)
+        if (gathers_until := self._gathers_until) is not None:
+            deadlines.append(gathers_until)
         return min(deadlines, default=None)
 
     def resign(self) -> None:
@@ -399,6 +414,14 @@ class Owner:
                     add(replica, each.pool, each.team, each.slots)
                     silent_seconds[replica] = max(silent_seconds.get(replica, 0.0), each.until - now)
         return used, Estate(dict(self._counted), in_flight, silent_seconds)
+
+    def trusting_seconds(self, now: float) -> dict[str, float]:
+        """Replica → for how long it may still carry out what was said to it.
+
+        A successor that owns before this owner's right would have ended must wait for it.
+        """
+        until = self._trusting | self._trusted | dict.fromkeys(self._sessions, self._decides_until())
+        return {replica: at - now for replica, at in until.items() if at > now}
 
     def saved(self, estate: Estate, now: float) -> None:
         """What `legacy` returned is in the store: the charges in it need not be kept by anybody else."""
@@ -438,7 +461,7 @@ class Owner:
             self._route(queue.capacity_changed())
         for submitted in message.held:
             self._submitted(session, submitted)
-        if self._gathers_until is not None and not self._missing:
+        if self._gathers_from is not None and not self._missing:
             self._gathered()
 
     def _submitted(self, session: Session, message: Submitted) -> None:
@@ -448,7 +471,7 @@ class Owner:
             return
         key = f"{session.number}.{message.id}"
         entry = session.entries[message.id] = self._entries[key] = _Entry(session, message, key, queue)
-        if self._gathers_until is not None:
+        if self._gathers_from is not None:
             entry.place = _Place.GATHERED
             return
         self._submit(entry)
@@ -649,7 +672,7 @@ class Owner:
 
     def _gathered(self) -> None:
         """Begin to decide: whoever could announce itself has."""
-        self._gathers_until = None
+        self._gathers_from = None
         self._missing.clear()
         for entry in tuple(self._entries.values()):
             if entry.place is _Place.GATHERED:
