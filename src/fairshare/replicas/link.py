@@ -118,6 +118,8 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._unsent: list[Message] = []
+        self._is_reading = False
+        """What is said meanwhile answers what came, and goes when all of that is read: it needs no other turn."""
         self._codec: Codec[Message] | None = None
         self._tags_out: _Tags | None = None
         self._tags_in: _Tags | None = None
@@ -139,7 +141,7 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         """Sent with whatever else is sent in this turn of the event loop. Lost if the link is down."""
         if not self.is_up:
             return
-        if not self._unsent:
+        if not self._unsent and not self._is_reading:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(message)
 
@@ -179,6 +181,7 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
         if self._received:
             buffer = self._received
             buffer += data
+        self._is_reading = True
         start, size = 0, len(buffer)
         # A peer is asked for one thing after the other: nothing behind a wrong proof is looked at.
         while (begin := start + LENGTH_BYTES) <= size and not self.reason:
@@ -191,6 +194,8 @@ class PeerLink(asyncio.Protocol, Generic[Message]):
                 break
             self._frame(bytes(buffer[begin:end]))
             start = end
+        self._is_reading = False
+        self._flush()
         if self.reason:
             self._received.clear()
         elif isinstance(buffer, bytearray):
