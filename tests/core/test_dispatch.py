@@ -78,6 +78,16 @@ def test_pass_leaves_nothing_of_made_up_names() -> None:
     assert set(desk.queue._teams) <= {"A", "B"}
 
 
+def test_a_fallback_in_pass_keeps_no_names_of_its_guests() -> None:
+    spare = Desk(4, {"S": 1}, name="spare", mode=Mode.PASS)
+    chat = Desk(1, {"A": 1}, fallback=spare)
+    chat.submit("A")
+    for number in range(100):
+        assert chat.submit(f"x{number}", name="guest") == ["borrow guest in spare"]
+        chat.release("guest")
+    assert spare.queue._above.priorities == {}
+
+
 def test_observe_sends_everything_without_a_priority_and_shows_what_hold_would_hold() -> None:
     desk = Desk(2, HALVES, mode=Mode.OBSERVE)
     assert desk.submit("A", 4) == ["own A1", *borrow("A", 2, 4)]

@@ -186,6 +186,16 @@ def test_what_observing_shows_goes_by_the_options_of_the_reload_and_by_the_seats
         assert desk.queue.snapshot().recalls_total == recalls
 
 
+def test_what_ends_at_a_former_fallback_sends_that_pools_own_with_its_priority() -> None:
+    spare = Desk(2, {"S": 1}, name="spare")
+    desk = Desk(1, {"A": 1}, fallback=spare)
+    assert desk.submit("A", 2) == ["own A1", "borrow A2 in spare"]
+    assert spare.submit("X", 2) == ["borrow X1", "hold X2"]
+    desk.redispatch(Mode.OBSERVE)
+    assert desk.release("A2") == ["borrow X2 in spare"]
+    assert desk.sends["X2"].priority == 100
+
+
 def test_what_is_held_without_an_instance_is_sent_without_a_priority_when_one_comes() -> None:
     desk = Desk(2, HALVES, longest_wait_seconds=60.0)
     desk.submit("A", 4)

@@ -55,6 +55,10 @@ def test_usages_near_the_largest_float_still_have_level_fairshares() -> None:
     assert level_fairshares([0.5, 0.5], [5e-324, 1.7e308]) == [inf, 0.5]
 
 
+def test_what_is_left_of_a_usage_after_a_thousand_half_lives_is_infinitely_far_ahead() -> None:
+    assert level_fairshares([0.25, 0.25, 0.5], [5e-324, 1.0, 1.0]) == [inf, 0.5, 1.0]
+
+
 def test_levels_are_compared_after_rounding_to_12_significant_digits() -> None:
     assert level_key(0.3, 0.1) == level_key(0.6, 0.2) == level_key(2.1, 0.7)
     assert level_key(1.00000000000049, 1.0) == 1.0

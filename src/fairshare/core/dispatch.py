@@ -45,7 +45,7 @@ class ObserveQueue:
 
     def submitted(self, request: Request) -> list[Decision]:
         """Sends the request, or refuses it if no instance accepts any."""
-        decisions = _without_priority(self.through.submitted(request))
+        decisions = self._without_priority(self.through.submitted(request))
         if any(isinstance(decision, Send) for decision in decisions):
             self._watch(self._shadow.submitted(request))
         return decisions
@@ -63,15 +63,15 @@ class ObserveQueue:
             self._watch(self._shadow.cancelled(request_id))
         else:
             self._watch(self._shadow.released(request_id, consumed_cost_units))
-        return _without_priority(self.through.released(request_id, consumed_cost_units))
+        return self._without_priority(self.through.released(request_id, consumed_cost_units))
 
     def cancelled(self, request_id: str) -> list[Decision]:
         """A request left; it can be held only since before the pool was told to observe."""
-        return _without_priority(self.through.cancelled(request_id))
+        return self._without_priority(self.through.cancelled(request_id))
 
     def aborted(self, request_id: str) -> list[Decision]:
         """A request is aborted; it was taken back before the pool was told to observe."""
-        return _without_priority(self.through.aborted(request_id))
+        return self._without_priority(self.through.aborted(request_id))
 
     def reassigned(self, request_id: str, excluding: frozenset[str]) -> str | None:
         """Move a dispatched request's grant to another instance."""
@@ -84,7 +84,7 @@ class ObserveQueue:
         self._watch(
             self._shadow.adopted(request, instance_id=instance_id, priority=priority, standing=standing, began=began)
         )
-        return _without_priority(
+        return self._without_priority(
             self.through.adopted(request, instance_id=instance_id, priority=priority, standing=standing, began=began)
         )
 
@@ -96,17 +96,17 @@ class ObserveQueue:
         self._shadow_pool.set_half_life(pool.half_life_seconds)
         self._copy_usage()
         self._watch(self._shadow.capacity_changed())
-        return _without_priority(self.through.capacity_changed())
+        return self._without_priority(self.through.capacity_changed())
 
     def instance_changed(self, instance: Instance) -> list[Decision]:
         """An instance is new, or its record changed."""
         self._watch(self._shadow.instance_changed(instance))
-        return _without_priority(self.through.instance_changed(instance))
+        return self._without_priority(self.through.instance_changed(instance))
 
     def instance_removed(self, instance_id: str) -> list[Decision]:
         """An instance is gone."""
         self._watch(self._shadow.instance_removed(instance_id))
-        return _without_priority(self.through.instance_removed(instance_id))
+        return self._without_priority(self.through.instance_removed(instance_id))
 
     def running_seen(self, instance_id: str, running: int) -> list[Decision]:
         """An instance reported `num_requests_running`."""
@@ -116,7 +116,7 @@ class ObserveQueue:
     def tick(self) -> list[Decision]:
         """Time passed."""
         self._watch(self._shadow.tick())
-        return _without_priority(self.through.tick())
+        return self._without_priority(self.through.tick())
 
     def next_deadline(self) -> float | None:
         """When the queue or its shadow has something to do."""
@@ -133,14 +133,18 @@ class ObserveQueue:
             if isinstance(decision, Recall):
                 self._watch(self._shadow.aborted(decision.request_id))
 
+    def _without_priority(self, decisions: list[Decision]) -> list[Decision]:
+        """Of what is sent here. The end of a request that was sent elsewhere before may send that pool's own."""
+        name = self.pool.name
+        return [
+            replace(decision, priority=None) if isinstance(decision, Send) and decision.pool == name else decision
+            for decision in decisions
+        ]
+
     def _copy_usage(self) -> None:
         usage, _ = self.through.pool.usage()
         for team, cost_units in usage.items():
             self._shadow_pool.set_usage(team, cost_units)
-
-
-def _without_priority(decisions: list[Decision]) -> list[Decision]:
-    return [replace(decision, priority=None) if isinstance(decision, Send) else decision for decision in decisions]
 
 
 def make_queue(

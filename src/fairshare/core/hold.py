@@ -979,7 +979,8 @@ class HoldQueue:
 
     def _refresh_above(self, team: TeamQueue) -> None:
         """Keep the order in which teams are recalled from: most slots above its share first."""
-        if team.recallable and team.state.in_flight_slots - team.turn_slots > team.whole_slots:
+        above = team.state.in_flight_slots - team.turn_slots > team.whole_slots
+        if above and team.recallable and self._options.recall:
             self._above.set(team.name, team.own_slots - team.state.in_flight_slots)
         elif self._above.priorities:
             self._above.discard(team.name)

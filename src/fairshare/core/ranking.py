@@ -24,7 +24,8 @@ def level_fairshares(shares: Sequence[float], usages: Sequence[float]) -> list[f
     used = [usage / largest for usage in usages] if largest else list(usages)
     used_sum = fsum(used)
     return [
-        0.0 if not share else inf if not part else (share / share_sum) / (part / used_sum)
+        # Not over `part / used_sum`: what is left of a usage after a thousand half-lives would make that 0.
+        0.0 if not share else inf if not part else (share / share_sum) * (used_sum / part)
         for share, part in zip(shares, used, strict=True)
     ]
 
