@@ -1,5 +1,6 @@
 """The account of requests on its way to the store: batches, outages, overflow, restored usage."""
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Mapping
@@ -427,3 +428,21 @@ def test_a_deleted_file_is_noticed_without_a_record_to_write_and_is_made_anew(pa
 
     run(main)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_gateway_that_ends_while_a_batch_is_being_written_loses_nothing(path: Path) -> None:
+    """A transaction that is cut off keeps the file locked, and what is written last would wait for it in vain."""
+
+    async def main() -> None:
+        for times in range(30):  # each time a little later
+            site = Site(path, batch_seconds=0.0)
+            await site.ledger.start()
+            for number in range(700):
+                site.ledger.finished(record(number))
+            await until(site.ledger._database.engine.pool.checkedout)  # type: ignore[attr-defined]
+            for _ in range(100 * times):
+                await asyncio.sleep(0)
+            await site.ledger.stop()
+            assert rows_of(path) == 700 * (times + 1)
+
+    run(main)

@@ -156,10 +156,12 @@ class Ledger:
     async def stop(self) -> None:
         """Write what waits, as far as the store takes it in time, and close."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
             try:
                 async with asyncio.timeout(LAST_WRITE_SECONDS):
+                    # Not in the middle of a write: a transaction that is cut off keeps a SQLite file locked, and what
+                    # is written last would wait for it in vain.
+                    async with self._writing:
+                        self._task.cancel()
                     try:
                         await self.flush()
                     except StoreReplaced as error:
@@ -170,6 +172,8 @@ class Ledger:
                     log.error(
                         "%d records of requests are lost: the store did not take them at the end.", len(self._pending)
                     )
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         await self._database.close()
 
     def restore_usage(self, pool: Pool) -> None:
