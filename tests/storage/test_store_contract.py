@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, func, insert, select
+from sqlalchemy import Connection, delete, event, func, insert, select
 
 from fairshare.accounts.reports import EXPORTED
 from fairshare.storage.accounts import (
@@ -33,8 +33,25 @@ from fairshare.storage.address import SqliteFile, StoreAddress
 from fairshare.storage.consumption import ConsumptionStore
 from fairshare.storage.database import MIGRATIONS, Database, StoreTooNew, StoreUnavailable
 from fairshare.storage.history import HistoryRow, HistoryStore
-from fairshare.storage.ledger import DIMENSIONS, LedgerRow, LedgerStore, Mark, MonthsInTheWay, Sums, UsageRow
-from fairshare.storage.schema import COMPATIBLE_REVISION, REVISION, ledger, metadata, request_owners, request_ways
+from fairshare.storage.ledger import (
+    DIMENSIONS,
+    LOOK_SECONDS,
+    LedgerRow,
+    LedgerStore,
+    Mark,
+    MonthsInTheWay,
+    Sums,
+    UsageRow,
+)
+from fairshare.storage.schema import (
+    COMPATIBLE_REVISION,
+    REVISION,
+    ledger,
+    metadata,
+    request_owners,
+    request_ways,
+    requests,
+)
 from support.postgres import Postgres
 from support.storing import Run, row, running, write
 
@@ -244,6 +261,24 @@ def test_what_a_batch_that_failed_had_in_common_is_written_with_the_next(run: Ru
         assert await exported(store) == []
         await write(store, [row(1)])
         assert await exported(store) == [row(1)]
+
+    run(main)
+
+
+def test_what_an_older_backup_took_away_is_written_again(run: Run) -> None:
+    async def main(database: Database) -> None:
+        store = LedgerStore(database)
+        await write(store, [row(1)])
+        await write(store, [row(2, tag="late", status=503)])
+        async with database.writing() as connection:  # as the backup has it
+            await connection.execute(delete(requests).where(requests.c.number == 2))
+            await connection.execute(delete(request_owners).where(request_owners.c.tag == "late"))
+            await connection.execute(delete(request_ways).where(request_ways.c.status == 503))
+        rows = [row(3), row(4, tag="late", status=503)]
+        await write(store, rows)
+        await write(store, [row(5)], now=LOOK_SECONDS)
+        # The next look brings back what rows before it have in common, too.
+        assert await exported(store) == [row(1), *rows, row(5)]
 
     run(main)
 

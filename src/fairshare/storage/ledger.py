@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, Table, and_, case, delete, func, insert, literal, or_, select, union_all
+from sqlalchemy import Select, Table, and_, bindparam, case, delete, func, insert, literal, or_, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
@@ -29,6 +29,9 @@ ROWS_PER_STATEMENT = 50
 with a busy event loop has to wait for it again. (Before 3.32 SQLite took 999 values in one statement.)"""
 
 DAY_SECONDS = 86400.0
+
+LOOK_SECONDS = 60.0
+"""How often a writer looks whether the store still has what it believes it to have."""
 
 REPORT_SECONDS = 120.0
 """How long a sum over the ledger may take; it runs beside everything else."""
@@ -151,6 +154,9 @@ class _Known(dict[Facts, int]):
         self._names = [column.name for column in table.c if column.name not in {"id", "seen_at"}]
         self._save = save
         self._unsaved: list[Facts] = []
+        self._saved_last = 0
+        self._looked_at = 0.0
+        self._is_there = select(table.c.id).where(table.c.id == bindparam("saved_last"))
         self._day = -1
 
     def __missing__(self, facts: Facts) -> int:
@@ -166,13 +172,19 @@ class _Known(dict[Facts, int]):
                 for facts in self._unsaved
             ]
             await connection.execute(self._save, sorted(rows, key=itemgetter("id")))
+            self._saved_last = rows[-1]["id"]
             self._unsaved.clear()
 
-    def begin(self, now: float) -> None:
+    async def begin(self, connection: AsyncConnection, now: float) -> None:
         """Once a day everything is new again: what is still used is marked so, and what is not leaves memory."""
         if now // DAY_SECONDS != self._day:
             self._day = now // DAY_SECONDS
             self.forget()
+        elif self and not 0.0 <= now - self._looked_at < LOOK_SECONDS:
+            self._looked_at = now
+            # Whoever restores an older backup under a running gateway takes away what was saved since.
+            if await connection.scalar(self._is_there, {"saved_last": self._saved_last}) is None:
+                self._unsaved = list(self)
 
     def forget(self) -> None:
         self.clear()
@@ -230,10 +242,10 @@ class LedgerStore:
             StoreUnavailable: nothing of it was written, or it is unknown whether all of it was; write it again.
         """
         owners, ways = self._owners, self._ways
-        owners.begin(now)
-        ways.begin(now)
         try:
             async with self._database.writing() as connection:
+                await owners.begin(connection, now)
+                await ways.begin(connection, now)
                 for piece in _pieces(entries, ROWS_AT_ONCE):
                     rows = [(*numbers, owners[owner], ways[way]) for numbers, owner, way in piece]
                     for statement, values in self._inserts(rows):
