@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fairshare import Pool
-from fairshare.core.decisions import DispatchQueue, Instance, Mode, Request
+from fairshare.core.decisions import DispatchQueue, HoldOptions, Instance, Mode, Request
 from fairshare.core.dispatch import make_queue
 from fairshare.core.hold import HoldQueue
 from fairshare.core.priority import Standing
@@ -340,6 +340,20 @@ def test_what_a_team_consumed_counts_for_the_weights_of_others_at_once() -> None
     assert desk.release("A2") == ["borrow C3"]
     assert desk.submit("C") + desk.submit("B") == ["hold C4", "hold B4"]
     assert desk.release("B2", "C2") == ["borrow B4", "borrow C4"]
+
+
+def test_usage_from_before_the_queue_was_made_counts_for_the_weights_of_others() -> None:
+    desk = Desk(4, dict.fromkeys("ABCS", "1/4"), half_life=1e12)
+    for team, cost in (("B", 10.0), ("C", 20.0), ("A", 100.0)):
+        desk.pool.set_usage(team, cost)
+    options = HoldOptions(borrow_order=WEIGHTED)
+    desk.queue = make_queue(desk.pool, Mode.HOLD, options=options, instances=desk.queue.instances())
+    assert desk.submit("B", 2) == ["own B1", "borrow B2"]  # with twice its weight, as in the test above
+    assert desk.submit("S") + desk.submit("C", 2) == ["own S1", "own C1", "hold C2"]
+    desk.time.now = 1.0
+    assert desk.release("S1") == ["borrow C2"]
+    assert desk.submit("C") + desk.submit("B") == ["hold C3", "hold B3"]
+    assert desk.release("B1", "C1") == ["borrow B3", "borrow C3"]
 
 
 def test_a_wide_request_that_leaves_is_waited_for_no_longer() -> None:

@@ -106,6 +106,20 @@ def test_a_pool_that_falls_back_elsewhere_leaves_its_old_fallback_and_its_guests
     assert (first.pool.live_slots, second.pool.live_slots, desk.pool.live_slots) == (0, 0, 0)
 
 
+def test_a_pool_that_leaves_or_joins_a_fallback_leaves_its_other_guests_there() -> None:
+    spare = Desk(1, {"S": 1}, name="spare")
+    staying, moving = Desk(1, {"A": 1}, fallback=spare), Desk(1, {"B": 1}, fallback=spare)
+    spare.submit("S")
+    assert staying.submit("A", 2) == ["own A1", "hold A2"]
+    moving.redispatch()
+    assert spare.release("S1") == ["borrow A2"]
+    assert moving.submit("B", 2) == ["own B1", "hold B2"]
+    assert moving.redispatch(fallback=spare) == []
+    assert staying.submit("A") == ["hold A3"]
+    assert staying.release("A2") == ["borrow A3 in spare"]
+    assert staying.release("A3") == ["borrow B2 in spare"]
+
+
 def test_from_hold_to_pass_everything_goes() -> None:
     desk = Desk(2, HALVES)
     desk.submit("A", 4)
