@@ -15,6 +15,7 @@ from fairshare.replicas.link import (
     MAX_FRAME_BYTES,
     SILENCE_SECONDS,
     Hello,
+    PeerLink,
 )
 from fairshare.replicas.peers import LONGEST_BACKOFF_SECONDS, MAX_STRANGERS, PeerAddress
 from replicas.linked import Side, run, two
@@ -307,6 +308,29 @@ def test_a_frame_that_was_altered_or_comes_again_ends_the_link() -> None:
             assert one.ear.gone.pop() == "a frame was altered on its way"
             assert one.ear.lines == ["hello"]
             one.ear.frames.clear()
+        await one.port.close()
+
+    run(main)
+
+
+def test_answers_to_what_was_read_at_once_travel_in_one_frame_without_another_turn_of_the_loop() -> None:
+    async def main() -> None:
+        one = Side()
+        await one.listen()
+        stranger, key = await proved(one)
+        (link,) = one.ear.links
+        await stranger.frame()  # its proof
+
+        def answered(link: PeerLink[str], messages: list[str]) -> None:
+            link.send(f"{messages[0]} to you")
+
+        one.ear.received = answered
+        asked = [tagged(key, number, msgspec.msgpack.encode([word])) for number, word in enumerate(("hello", "bye"))]
+        link.data_received(b"".join(len(each).to_bytes(4) + each for each in asked))
+        assert not link._unsent  # pyright: ignore[reportPrivateUsage]
+        assert msgspec.msgpack.decode((await stranger.frame())[16:]) == ["hello to you", "bye to you"]
+        link.close("that was all")
+        assert await stranger.is_cut()
         await one.port.close()
 
     run(main)
