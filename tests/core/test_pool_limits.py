@@ -173,6 +173,19 @@ def test_the_stranger_that_was_idle_longest_is_forgotten_first() -> None:
     assert len(shown) == MOST_IDLE_STRANGERS
 
 
+def test_what_is_recorded_with_a_forgotten_strangers_record_counts_for_that_stranger() -> None:
+    pool = Pool("chat", 4, {"a": 1}, 0, clock=lambda: 0.0)
+    state = pool.state("stranger")
+    pool.acquire("stranger").release(1.0)
+    for number in range(MOST_IDLE_STRANGERS):
+        pool.acquire(f"other {number}").release(1.0)
+    assert pool.state("stranger") is not state
+    grant = pool.record(state, now=0.0, priority=31, borrowing=True)
+    assert pool.state("stranger").in_flight_slots == 1
+    grant.release(1.0)
+    assert pool.state("stranger").in_flight_slots == 0
+
+
 def test_a_stranger_that_got_a_share_is_never_forgotten() -> None:
     pool = Pool("p", 4, {}, 60)
     pool.charge("new", 1)
