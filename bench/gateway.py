@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--ledger", action="store_true", help="only what the account of requests costs (minutes)")
     parser.add_argument("--out", type=Path, default=BENCH / "results" / "gateway.json")
     given = parser.parse_args()
-    console = Console()
+    console = Console(width=130 if given.ledger else None)
     rng = random.Random(given.seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
     with ExitStack() as stack:
@@ -335,7 +335,7 @@ def main() -> None:
                         load.round(rng.sample(compared, len(compared)), given.seconds)
                         progress.advance(work)
             console.print("CPU, us per request; of the difference the median over the rounds, and its quartiles")
-            console.print(shares(loads, *compared), width=120)
+            console.print(shares(loads, *compared))
             return
 
         def router() -> Target:
