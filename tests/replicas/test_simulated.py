@@ -260,6 +260,16 @@ def test_the_simulation_finds_an_estate_without_what_was_counted(monkeypatch: py
     assert found(replace(SHORT, kinds=("crash", "drain")))
 
 
+def test_the_simulation_finds_a_decision_on_its_way_after_a_lease_was_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seed = 24007  # the first in which one arrived so late
+    World(seed).run()
+    monkeypatch.setattr(Owner, "trusting_seconds", lambda self, now: {})  # pyright: ignore
+    with pytest.raises(BrokenPromise, match="is sent by epoch 1, but 2 has begun to decide"):
+        World(seed).run()
+
+
 def test_the_simulation_finds_lent_slots_that_serve_on_after_they_were_called_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
