@@ -748,12 +748,14 @@ def test_provisional_charges_are_taken_back_exactly_when_nothing_is_in_flight(po
 
 @pytest.mark.parametrize("change", ["rebase", "half-life"])
 def test_a_provisional_charge_is_taken_back_at_the_scale_of_that_time(pool: Pool, time: Time, change: str) -> None:
-    grant = pool.record(pool.state("ads"), now=0.0, priority=0, borrowing=False, provisional_cost_units=8)
+    time.now = 60 * 65  # the scale has moved before the grant, and moves after it
+    now = pool.begin()
+    grant = pool.record(pool.state("ads"), now=now, priority=0, borrowing=False, provisional_cost_units=8)
     if change == "rebase":
-        time.now = 60 * 65
+        time.now += 60 * 65
         pool.begin()
     else:
-        time.now = 60
+        time.now += 60
         pool.set_half_life(30)
     other = pool.record(pool.state("ads"), now=pool.begin(), priority=0, borrowing=False, provisional_cost_units=0.25)
     grant.release(0)
