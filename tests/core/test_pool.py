@@ -763,6 +763,13 @@ def test_a_provisional_charge_is_taken_back_at_the_scale_of_that_time(pool: Pool
     other.release(0)
 
 
+def test_of_a_provisional_charge_nothing_is_left_beside_a_grant_that_has_none(pool: Pool) -> None:
+    charged = pool.record(pool.state("ads"), now=0.0, priority=0, borrowing=False, provisional_cost_units=8)
+    pool.record(pool.state("ads"), now=0.0, priority=0, borrowing=False)
+    charged.release(0)
+    assert pool.state("ads").scaled_provisional == 0.0
+
+
 def test_a_teams_record_shows_what_a_queue_needs(pool: Pool) -> None:
     pool.acquire("ads", estimated_tokens=4)
     pool.add_phantoms("ads", 2, until=100)
