@@ -64,6 +64,18 @@ def test_without_limits_everything_is_admitted() -> None:
     admitted(ask(gate(), tokens=math.inf, cost=math.inf))
 
 
+def test_owners_are_bounded_while_a_limit_or_budget_of_one_of_them_is_in_force() -> None:
+    it = gate()
+    assert not it.is_bounded(OWNERS)
+    bind(it, LimitRow(id=1, kind="in_flight", node_id=1, value=1))
+    assert it.is_bounded(OWNERS)
+    assert not it.is_bounded(("key:k", "team:other"))
+    bind(it, budget(hard_cost_units=1.0))
+    assert it.is_bounded(OWNERS)
+    bind(it)
+    assert not it.is_bounded(OWNERS)
+
+
 def test_requests_per_minute_are_counted_over_the_last_sixty_seconds() -> None:
     it = gate(LimitRow(id=1, kind="requests_per_minute", node_id=2, value=2))
     admitted(ask(it, NOON))

@@ -569,6 +569,10 @@ class Gate:
 
     # ------------------------------------------------------------------ requests
 
+    def is_bounded(self, owners: Sequence[str]) -> bool:
+        """Whether a limit or budget of any of them is in force. If not, `admit` has nothing to ask or to count."""
+        return not (self._limits_of.keys().isdisjoint(owners) and self._budgets_of.keys().isdisjoint(owners))
+
     def expected_completion_tokens(self, model: str, max_tokens: int | None, slots: int) -> float:
         """Of every slot the running mean of the model's last answers, and never more than the request allows."""
         mean = self._mean_completion.get(model, 0.0)

@@ -10,7 +10,16 @@ from math import fsum, isinf
 from typing import NamedTuple, assert_never
 
 from fairshare.accounts.fleet import Fleet
-from fairshare.accounts.gate import BudgetMeter, BudgetScan, DenialCode, Denied, Gate, Reservation, SoftPassed
+from fairshare.accounts.gate import (
+    NOTHING_HELD,
+    BudgetMeter,
+    BudgetScan,
+    DenialCode,
+    Denied,
+    Gate,
+    Reservation,
+    SoftPassed,
+)
 from fairshare.accounts.kinds import LimitKind
 from fairshare.accounts.rights import Actor, Role
 from fairshare.accounts.service import Tree
@@ -155,6 +164,8 @@ class LiveAccounts:
         Raises:
             RequestProblem: a limit or budget is in the way.
         """
+        if not self._gate.is_bounded(identity.owners):
+            return NOTHING_HELD
         completion_tokens = 0.0 if cost is None else self._gate.expected_completion_tokens(model, max_tokens, slots)
         usage = Usage(prompt_tokens, 0, round(completion_tokens))
         answer = self._gate.admit(
