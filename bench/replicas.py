@@ -587,7 +587,9 @@ def main() -> None:
         result["workers"] = requests(WORKERS, arguments.rounds, arguments.seconds)
         shows("workers", workers_table(result["workers"]))
     if arguments.part is None:
-        (BENCH / "results" / "replicas.json").write_text(json.dumps(result, indent=1) + "\n")
+        out = BENCH / "results" / "replicas.json"
+        out.parent.mkdir(exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
         for part, lines in tables.items():
             write(part, [f"{result['at'][:10]}, {result['machine']}.", "", *lines])
 
