@@ -173,7 +173,7 @@ SECONDS ?= 60
 fuzz: $(STAMP) ## random clients, engines and bytes for SECONDS=60; what fails is printed with the line that replays it
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS)
 
-mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (half an hour; docs/mutants.md)
+mutants: $(STAMP) ## plant small faults in the decision core and show which the tests miss (an hour and more; docs/mutants.md)
 	PYTHONPATH=src $(BIN)/mutmut run
 	$(BIN)/mutmut results
 
